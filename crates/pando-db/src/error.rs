@@ -80,6 +80,9 @@ pub enum Error {
     /// The store is open already, in this process or another; a snapshot or a cursor of it keeps it open too.
     #[error("the store is open already, here or in another process")]
     Locked,
+    /// Who asked has asked to stop: see [`crate::Diff::stop_on`].
+    #[error("it was stopped")]
+    Interrupted,
     /// A parameter out of its range.
     #[error("invalid argument: {0}")]
     Invalid(String),

@@ -6,7 +6,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -20,7 +23,7 @@ use crate::model::{
 use bytes::Bytes;
 use pando_db::{
     Batch, Change, CreateOptions, Db, Error, Op, Options, Snapshot,
-    device::{MemDevice, SimDevice},
+    device::{DeviceCall, HookedDevice, MemDevice, SimDevice},
     patch,
 };
 
@@ -269,4 +272,47 @@ fn changes_of_ranges_count_where_they_are() {
 fn snapshots_of_different_stores_are_refused() {
     let (one, other) = (open(), open());
     assert!(matches!(one.snapshot().diff(b"", &other.snapshot(), b""), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn a_difference_of_equal_data_ends_when_it_is_stopped() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let options = || Options::default().cache_bytes(1 << 20);
+    Db::create(device.clone(), &CreateOptions::default().node_size(64 << 10), &options()).unwrap();
+    let db = Db::open(device.clone(), options()).unwrap();
+    let value = |i: u32| Rng(i.into()).noise(1000);
+    for prefix in ["a", "b"] {
+        for i in 0..10_000u32 {
+            db.put(format!("{prefix}{i:05}"), value(i)).unwrap();
+        }
+        db.checkpoint().unwrap();
+    }
+    db.close().unwrap();
+    drop(db);
+    // Somebody stops it at the tenth read, or at none.
+    for stop_at in [Some(10), None] {
+        let (reads, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, stops) = (reads.clone(), stop.clone());
+        let hooked = HookedDevice::new(device.clone(), false, move |call| {
+            if matches!(call, DeviceCall::Read(_)) && Some(count.fetch_add(1, Relaxed) + 1) == stop_at {
+                stops.store(true, Relaxed);
+            }
+            Ok(())
+        });
+        let db = Db::open(Arc::new(hooked), options().read_only(true)).unwrap();
+        let before = reads.swap(0, Relaxed);
+        let mut diff = db.diff(b"a", b"b").unwrap().stop_on(&stop);
+        stop.store(false, Relaxed);
+        let found = diff.next();
+        let reads = reads.load(Relaxed);
+        println!("{reads} reads, {before} to open");
+        match stop_at {
+            Some(at) => {
+                assert!(matches!(found, Some(Err(Error::Interrupted))), "{found:?}");
+                assert!((at..at + 4).contains(&reads), "{reads} reads");
+            }
+            None => assert!(found.is_none() && reads > 100, "{reads} reads"),
+        }
+        assert!(diff.next().is_none());
+    }
 }

@@ -176,7 +176,7 @@ impl Error {
             Error::TooBig(_) | Error::TooManyNames(_) | Error::TooManyPolicies(_) => Errno::FBIG,
             Error::MergeTooLarge { .. } | Error::PlanTooLarge(_) => Errno::FBIG,
             Error::TooManyOwnPolicies(_) => Errno::FBIG,
-            Error::Interrupted(_) => Errno::INTR,
+            Error::Interrupted(_) | Error::Engine(E::Interrupted) => Errno::INTR,
             Error::MergeDisturbed(_) | Error::MountPoint(_) => Errno::BUSY,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,

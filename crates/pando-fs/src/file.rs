@@ -40,6 +40,17 @@ impl Fs {
         Ok(attr)
     }
 
+    /// The same from memory. No I/O, never waits for a call under way; of a file with holes the blocks may be those
+    /// before the first hole.
+    pub fn attr_in_memory(&self, ino: Ino) -> Result<Attr> {
+        let inode = self.table.get(ino)?;
+        let attr = inode.attr();
+        match attr.nlink == 0 || inode.is_alive() {
+            true => Ok(attr),
+            false => Err(Error::Stale(ino)),
+        }
+    }
+
     /// Changes attributes, in one batch. Of symbolic links the mode cannot be changed (EOPNOTSUPP).
     pub fn setattr(&self, c: &Caller, ino: Ino, s: &SetAttr) -> Result<Attr> {
         self.writable()?;

@@ -3,7 +3,10 @@
 
 use std::{
     path::Path,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use super::common::{World, check_keys, merged::conflicts, options, trees::read};
@@ -438,7 +441,9 @@ fn a_search_for_renames_ends_when_it_is_interrupted() {
                 w.on("/s", |s| w.fs.merge_unless(None, f.ino, s.ino, options, &stop).map(drop))
             }),
             false => w.on("/f", |f| {
-                w.fs.diff_fork(None, f.ino, DiffOptions::default())?.next_unless(&stop).transpose().map(drop)
+                let mut diff = w.fs.diff_fork(None, f.ino, DiffOptions::default())?;
+                diff.stop().store(stop.load(Ordering::Relaxed), Ordering::Relaxed);
+                diff.next().transpose().map(drop)
             }),
         };
         assert_eq!(done.map_err(|e| e.errno()), if stop.into_inner() { Err(EINTR) } else { Ok(()) });

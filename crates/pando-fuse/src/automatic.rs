@@ -1,8 +1,10 @@
 //! The thread that carries out policies for snapshots: when it runs, and what was synced since it ran last.
 //!
-//! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While nobody waits for
-//! syncs a note costs one load. Files are noted up to a bound, and then all count as synced. The thread takes notes at
-//! most every [`GATHER`]. What it does is given to [`Automatic::start`]. Uses `ending`.
+//! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While the thread rests
+//! and nobody waits for syncs a note costs one load. While it works, and from a change of a policy until it has seen
+//! that, all syncs are noted: a snapshot may have been made before the sync, or a policy have come that waits for it.
+//! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every [`GATHER`]. What
+//! it does is given to [`Automatic::start`]. Uses `ending`.
 
 use std::{
     collections::HashSet,
@@ -87,10 +89,14 @@ impl Automatic {
         mut work: impl FnMut(Synced) -> NextRound + Send + 'static,
     ) -> io::Result<()> {
         let automatic = self.clone();
+        // Whatever is synced before the first look may lie in a directory with a policy.
+        self.on_syncs.store(true, Ordering::Release);
         let thread = std::thread::Builder::new().name("pando-policies".into()).spawn(move || {
             while let Some(synced) = automatic.take() {
                 let next = work(synced);
-                automatic.on_syncs.store(next.on_syncs, Ordering::Release);
+                if !next.on_syncs {
+                    automatic.pass_over_syncs();
+                }
                 automatic.wait(next.after);
             }
         })?;
@@ -101,7 +107,10 @@ impl Automatic {
 
     /// Notes that a policy has changed.
     pub(crate) fn changed(&self) {
-        self.state.lock().changed = true;
+        let mut state = self.state.lock();
+        state.changed = true;
+        self.on_syncs.store(true, Ordering::Release);
+        drop(state);
         self.noted.notify_all();
     }
 
@@ -138,7 +147,17 @@ impl Automatic {
     fn take(&self) -> Option<Synced> {
         let mut state = self.state.lock();
         state.changed = false;
+        self.on_syncs.store(true, Ordering::Release);
         (!state.ended).then(|| mem::take(&mut state.synced))
+    }
+
+    /// Nobody waits for syncs, nor for those that were noted since the last look, unless a policy has changed since.
+    fn pass_over_syncs(&self) {
+        let mut state = self.state.lock();
+        if !state.changed {
+            self.on_syncs.store(false, Ordering::Release);
+            state.synced = Synced::default();
+        }
     }
 
     /// Waits until something is noted, or for so long.
@@ -197,5 +216,47 @@ mod tests {
         assert_eq!(told.recv_timeout(LONG).unwrap(), Synced::All);
         automatic.end();
         assert!(told.recv_timeout(LONG).is_err(), "the thread goes on");
+    }
+
+    #[test]
+    fn what_is_synced_while_snapshots_are_made_is_in_the_next_round() {
+        let automatic = Arc::new(Automatic::default());
+        let (tell, told) = mpsc::channel();
+        let syncs = automatic.clone();
+        let mut first = true;
+        automatic
+            .start(move |synced| {
+                if std::mem::take(&mut first) {
+                    syncs.synced(7);
+                }
+                tell.send(synced).unwrap();
+                NextRound { after: None, on_syncs: true }
+            })
+            .unwrap();
+        assert_eq!(told.recv_timeout(LONG).unwrap(), Synced::default());
+        assert_eq!(told.recv_timeout(LONG).unwrap(), Synced::Some(HashSet::from([7])));
+        automatic.end();
+    }
+
+    #[test]
+    fn what_is_synced_right_behind_a_new_policy_is_noted() {
+        let automatic = Arc::new(Automatic::default());
+        let (tell, told) = mpsc::channel();
+        let mut on_syncs = false;
+        automatic
+            .start(move |synced| {
+                tell.send(synced).unwrap();
+                NextRound { after: None, on_syncs: std::mem::replace(&mut on_syncs, true) }
+            })
+            .unwrap();
+        told.recv_timeout(LONG).unwrap();
+        std::thread::sleep(Duration::from_millis(50)); // then it has found no policy
+        automatic.synced(6);
+        automatic.changed();
+        automatic.synced(7);
+        let mut rounds = std::iter::from_fn(|| told.recv_timeout(LONG).ok());
+        let noted = rounds.find(|synced| !synced.is_empty());
+        assert_eq!(noted, Some(Synced::Some(HashSet::from([7]))));
+        automatic.end();
     }
 }

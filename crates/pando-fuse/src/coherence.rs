@@ -347,7 +347,7 @@ impl MountState {
             drop(shared);
             inside.set_modified(apart, ino, time)
         };
-        let owner = move |ino| owned.upgrade()?.fs.getattr(ino).ok().map(|attr| attr.uid);
+        let owner = move |ino| owned.upgrade()?.fs.attr_in_memory(ino).ok().map(|attr| attr.uid);
         let started = self.times.start(give, owner);
         if let Err(e) = started {
             log::warn!("no thread for times of files: {e}");
@@ -398,6 +398,7 @@ impl MountState {
         self.automatic.end();
         self.times.end();
         self.refused.end();
+        self.diffs.end();
     }
 
     /// Takes out of a change what is none of the time of a file, or refuses it: see [`Times::change`].

@@ -1,10 +1,13 @@
 //! Differences that are being told, and the bytes in which they travel.
 //!
 //! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked
-//! on, each request gives the next piece, and closing the file ends it. Each user has few, and one of which nobody
+//! on, each request gives the next piece, and closing the file ends it. What differs is found by a thread of its own,
+//! ahead of the requests by a piece, so no request lasts longer than [`TURN`], however much of both trees is equal: the
+//! kernel waits for an answer also in the name of a process that was killed. Each user has few, and one of which nobody
 //! takes a piece for a minute ends by itself ([`Diffs::end_idle`]): the frozen state that it has holds the space of all
-//! that is deleted meanwhile, by anybody. So memory and frozen states are bounded in number and in time. Uses the
-//! vocabulary of `pando_fs`, and no kernel.
+//! that is deleted meanwhile, by anybody. One that has ended reads no further than to the end of a page. So memory,
+//! threads and frozen states are bounded in number and in time. Uses the vocabulary of `pando_fs`, `ending`, and no
+//! kernel.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -14,11 +17,14 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
 use pando_fs::{Aspects, ChangeKind, FileChange, FileKind, TreeDiff};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
+
+use crate::ending::{PATIENCE_AT_END, join_within};
 
 /// Differences of one user at a time, a count; a further one ends the oldest.
 const DIFFS_OF_USER: usize = 8;
@@ -28,24 +34,45 @@ const DIFFS: usize = 64;
 const DIFFS_OF_ROOT: usize = DIFFS_OF_USER;
 /// How long one stays that nobody asks about.
 pub(crate) const IDLE: Duration = Duration::from_secs(60);
-/// How long one request looks for differences: then there may be fewer bytes than fit.
+/// How long one request waits for differences: then there may be fewer bytes than fit, and none perhaps.
 const TURN: Duration = Duration::from_millis(200);
 /// Bytes of a difference before its paths and ranges.
 const HEAD_BYTES: usize = 4 + 1 + 1 + 2 + 8 + 8 + 4 + 4;
 
-/// A difference under way.
+/// So many bytes are found before somebody asks for them.
+const AHEAD_BYTES: usize = 128 << 10;
+
+/// A difference under way. When it is dropped, the thread ends that looks for what differs.
 struct DiffSession {
     uid: u32,
     used: Instant,
-    diff: Arc<Mutex<DiffProgress>>,
+    told: Arc<DiffProgress>,
 }
 
-/// How far it has been told.
+impl Drop for DiffSession {
+    fn drop(&mut self) {
+        self.told.stop.store(true, Ordering::Relaxed);
+        // Whoever has looked at the flag before it was set waits by now.
+        drop(self.told.found.lock());
+        self.told.moved.notify_all();
+    }
+}
+
+/// What was found and how far it was told.
 struct DiffProgress {
-    /// Where differences come from; none if all is in the bytes.
-    diff: Option<TreeDiff>,
+    found: Mutex<FoundBytes>,
+    moved: Condvar,
+    /// Nobody wants to know any more.
+    stop: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct FoundBytes {
     bytes: VecDeque<u8>,
-    ended: bool,
+    /// So many somebody waits for.
+    wanted: usize,
+    /// Nothing more will be found, or why not.
+    ended: Option<pando_fs::Result<()>>,
 }
 
 /// A piece of a difference.
@@ -61,23 +88,43 @@ pub(crate) struct Diffs {
     sessions: Mutex<HashMap<(u64, u64), DiffSession>>,
     /// How many, so that closing other files costs nothing.
     count: AtomicUsize,
+    /// Those that look for what differs; some have ended.
+    threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Diffs {
     /// Begins to tell a difference; false if too many are under way.
     pub(crate) fn begin(&self, uid: u32, on: (u64, u64), diff: TreeDiff) -> bool {
-        self.begin_told(uid, on, DiffProgress { diff: Some(diff), bytes: VecDeque::new(), ended: false })
+        let told = DiffProgress::new(FoundBytes::default(), diff.stop());
+        if !self.begin_told(uid, on, told.clone()) {
+            return false;
+        }
+        let thread = std::thread::Builder::new().name("pando-diff".into());
+        match thread.spawn(move || Finds(&told).find(diff)) {
+            Ok(thread) => {
+                let mut threads = self.threads.lock();
+                threads.retain(|thread| !thread.is_finished());
+                threads.push(thread);
+                true
+            }
+            Err(e) => {
+                log::error!("no thread for a difference: {e}");
+                self.closed(on.0, on.1);
+                false
+            }
+        }
     }
 
     /// Begins to tell these bytes; false if too much is under way.
     pub(crate) fn begin_bytes(&self, uid: u32, on: (u64, u64), bytes: Vec<u8>) -> bool {
-        self.begin_told(uid, on, DiffProgress { diff: None, bytes: bytes.into(), ended: true })
+        let found = FoundBytes { bytes: bytes.into(), wanted: 0, ended: Some(Ok(())) };
+        self.begin_told(uid, on, DiffProgress::new(found, Arc::default()))
     }
 
-    fn begin_told(&self, uid: u32, on: (u64, u64), told: DiffProgress) -> bool {
-        let session = DiffSession { uid, used: Instant::now(), diff: Arc::new(Mutex::new(told)) };
+    fn begin_told(&self, uid: u32, on: (u64, u64), told: Arc<DiffProgress>) -> bool {
+        let session = DiffSession { uid, used: Instant::now(), told };
         let mut sessions = self.sessions.lock();
-        // Each has a frozen state, which takes a while to let go: not under the lock, which closing a file takes.
+        // Ended when the lock is free, which closing a file takes.
         let mut gone: Vec<DiffSession> =
             sessions.extract_if(|at, s| *at == on || s.used.elapsed() >= IDLE).map(|(_, s)| s).collect();
         let of_user = |uid: u32| sessions.iter().filter(move |(_, s)| s.uid == uid);
@@ -103,25 +150,28 @@ impl Diffs {
         room
     }
 
-    /// The next piece, of at most so many bytes. `None` if none is under way; one that `stop` stops ends.
-    pub(crate) fn next(
-        &self,
-        uid: u32,
-        on: (u64, u64),
-        room: usize,
-        stop: &AtomicBool,
-    ) -> Option<pando_fs::Result<Piece>> {
-        let diff = {
+    /// The next piece, of at most so many bytes, in a [`TURN`] at most. `None` if none is under way.
+    pub(crate) fn next(&self, uid: u32, on: (u64, u64), room: usize) -> Option<pando_fs::Result<Piece>> {
+        let told = {
             let mut sessions = self.sessions.lock();
             let session = sessions.get_mut(&on).filter(|s| s.uid == uid)?;
             session.used = Instant::now();
-            session.diff.clone()
+            session.told.clone()
         };
-        let piece = diff.lock().next(room, stop);
+        let piece = told.next(room)?;
         if !matches!(&piece, Ok(piece) if !piece.last) {
             self.closed(on.0, on.1);
         }
         Some(piece)
+    }
+
+    /// Ends all, and waits for the threads as `ending` says.
+    pub(crate) fn end(&self) {
+        let gone = std::mem::take(&mut *self.sessions.lock());
+        self.count.store(0, Ordering::Release);
+        drop(gone);
+        let threads = std::mem::take(&mut *self.threads.lock());
+        join_within(PATIENCE_AT_END, "differences", threads);
     }
 
     /// Ends those that nobody has asked about for `idle`, and gives the time after which there may be more to end;
@@ -144,22 +194,80 @@ impl Diffs {
             let gone = sessions.remove(&(ino, handle));
             self.count.store(sessions.len(), Ordering::Release);
             drop(sessions);
-            drop(gone); // a frozen state, which takes a while to let go
+            drop(gone);
         }
     }
 }
 
 impl DiffProgress {
-    fn next(&mut self, room: usize, stop: &AtomicBool) -> pando_fs::Result<Piece> {
-        let begun = Instant::now();
-        while !self.ended && self.bytes.len() < room && begun.elapsed() < TURN {
-            match self.diff.as_mut().and_then(|diff| diff.next_unless(stop)) {
-                Some(change) => self.bytes.extend(encode(&change?)),
-                None => self.ended = true,
+    fn new(found: FoundBytes, stop: Arc<AtomicBool>) -> Arc<Self> {
+        Arc::new(Self { found: Mutex::new(found), moved: Condvar::new(), stop })
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// What was found, or will be in this turn; `None` if it has ended meanwhile.
+    fn next(&self, room: usize) -> Option<pando_fs::Result<Piece>> {
+        let mut found = self.found.lock();
+        found.wanted = room;
+        let waits =
+            |found: &mut FoundBytes| found.ended.is_none() && found.bytes.len() < room && !self.is_stopped();
+        self.moved.wait_while_for(&mut found, waits, TURN);
+        if self.is_stopped() {
+            return None;
+        }
+        let take = room.min(found.bytes.len());
+        let bytes: Vec<u8> = found.bytes.drain(..take).collect();
+        self.moved.notify_all();
+        if !bytes.is_empty() {
+            let last = found.bytes.is_empty() && matches!(found.ended, Some(Ok(())));
+            return Some(Ok(Piece { bytes, last }));
+        }
+        match found.ended.take() {
+            Some(Err(e)) => Some(Err(e)),
+            ended => {
+                let last = ended.is_some();
+                found.ended = ended;
+                Some(Ok(Piece { bytes, last }))
             }
         }
-        let bytes = self.bytes.drain(..room.min(self.bytes.len())).collect();
-        Ok(Piece { bytes, last: self.ended && self.bytes.is_empty() })
+    }
+}
+
+/// Looks for what differs. When it is dropped, nothing more will be found.
+struct Finds<'a>(&'a DiffProgress);
+
+impl Finds<'_> {
+    fn find(self, mut diff: TreeDiff) {
+        let ended = loop {
+            let change = match diff.next() {
+                Some(Ok(change)) => change,
+                Some(Err(e)) => break Err(e),
+                None => break Ok(()),
+            };
+            let mut found = self.0.found.lock();
+            found.bytes.extend(encode(&change));
+            if found.bytes.len() >= found.wanted {
+                self.0.moved.notify_all();
+            }
+            let waits = |found: &mut FoundBytes| {
+                found.bytes.len() >= found.wanted.max(AHEAD_BYTES) && !self.0.is_stopped()
+            };
+            self.0.moved.wait_while(&mut found, waits);
+        };
+        // The frozen state is gone when the end is told.
+        drop(diff);
+        self.0.found.lock().ended = Some(ended);
+    }
+}
+
+impl Drop for Finds<'_> {
+    fn drop(&mut self) {
+        let panicked = || Err(pando_fs::Error::Unsupported("a difference that a panic has ended"));
+        self.0.found.lock().ended.get_or_insert_with(panicked);
+        self.0.moved.notify_all();
     }
 }
 
@@ -283,10 +391,6 @@ mod tests {
 
     use super::*;
 
-    fn next(diffs: &Diffs, uid: u32, on: (u64, u64), room: usize) -> Option<pando_fs::Result<Piece>> {
-        diffs.next(uid, on, room, &AtomicBool::new(false))
-    }
-
     #[test]
     fn one_that_nobody_asks_about_ends() {
         let diffs = Diffs::default();
@@ -295,9 +399,9 @@ mod tests {
         assert!(diffs.begin_bytes(7, (1, 2), vec![0; 9]));
         let left = diffs.end_idle(Duration::from_millis(20)).unwrap();
         assert!(left <= Duration::from_millis(20));
-        assert!(next(&diffs, 7, (1, 1), 4).is_none() && next(&diffs, 7, (1, 2), 4).is_some());
+        assert!(diffs.next(7, (1, 1), 4).is_none() && diffs.next(7, (1, 2), 4).is_some());
         assert_eq!(diffs.end_idle(Duration::ZERO), None);
-        assert!(next(&diffs, 7, (1, 2), 4).is_none());
+        assert!(diffs.next(7, (1, 2), 4).is_none());
     }
 
     #[test]
@@ -312,9 +416,8 @@ mod tests {
         let firsts: Vec<_> =
             (100..108).map(|uid| (0..DIFFS_OF_USER).map(|_| begin(uid).unwrap()).min()).collect();
         let (one, root) = (begin(7).unwrap(), begin(0).unwrap());
-        assert!(next(&diffs, 7, one, 4).is_some() && next(&diffs, 0, root, 4).is_some());
-        let gone =
-            (100..).zip(&firsts).filter(|(uid, first)| next(&diffs, *uid, first.unwrap(), 4).is_none());
+        assert!(diffs.next(7, one, 4).is_some() && diffs.next(0, root, 4).is_some());
+        let gone = (100..).zip(&firsts).filter(|(uid, first)| diffs.next(*uid, first.unwrap(), 4).is_none());
         assert_eq!(gone.count(), 1, "one of those with most has lost the one that was used least lately");
         // With one each nobody loses any; root is not refused.
         for uid in 200..400 {
@@ -322,7 +425,7 @@ mod tests {
         }
         assert!(begin(500).is_none());
         assert!(begin(0).is_some());
-        assert!(next(&diffs, 7, one, 4).is_some());
+        assert!(diffs.next(7, one, 4).is_some());
         assert!(diffs.sessions.lock().len() <= DIFFS + DIFFS_OF_ROOT);
     }
 

@@ -49,6 +49,6 @@ pub(crate) fn abort_file(device: &str) -> io::Result<OwnedFd> {
 
 /// Cuts the connection that [`Mount::abort_file`](crate::Mount::abort_file) gave the file of: every call on the mount
 /// fails from then on. Nothing happens if it has ended.
-pub fn cut(abort: &mut File) -> io::Result<()> {
+pub fn cut(mut abort: &File) -> io::Result<()> {
     abort.write_all(b"1")
 }

@@ -62,7 +62,8 @@ struct Handle {
 }
 
 /// The right of a thread to wait for the mount: it shares no descriptors with the rest of the process. It cannot
-/// write to the log, whose descriptor it does not have.
+/// write to the log, nor read the image, whose descriptors it does not have: of the file system it may call what does
+/// no I/O.
 pub(crate) struct Apart {
     /// Not for another thread.
     _here: PhantomData<*const ()>,

@@ -10,7 +10,7 @@
 //! From the ground up: `mountinfo`, `changes`, `control`, `counters`, `cache`, `creators`, `diffs`,
 //! `inside`, `listings`, `times`, `automatic`, `own_threads`; `transport`; `error`, `settings`, `attach`; `client`,
 //! `proof`, `tool`; `caller`, `coherence` (the kernel's caches kept right), `recursive`, `policies`, `requests`,
-//! `server`; `mount`.
+//! `server`; `ender`; `mount`.
 //!
 //! `docs/fuse.md` says why the kernel is told what it is told.
 
@@ -28,6 +28,7 @@ mod counters;
 mod creators;
 mod diffs;
 mod dirty_limit;
+mod ender;
 mod ending;
 mod error;
 mod failures;
@@ -59,6 +60,7 @@ mod writes;
 pub use attach::{How, remount, unmount};
 pub use coherence::StatsText;
 pub use counters::{Counters, Kind, Polling};
+pub use ender::Ender;
 pub use error::Error;
 pub use mount::{Mount, Running, exit};
 pub use settings::{DirectIo, IoUring, Settings};

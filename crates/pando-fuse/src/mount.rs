@@ -16,10 +16,11 @@ use std::{
 use pando_fs::{AtimePolicy, Fs};
 
 use crate::{
-    attach::{How, attach, unmount},
+    attach::{How, attach},
     coherence::{KernelKeeps, StatsText},
     counters::Counters,
     dirty_limit::DirtyLimit,
+    ender::Ender,
     error::Error,
     guard,
     inside::{self, Inside},
@@ -38,6 +39,7 @@ pub struct Mount {
     dir: PathBuf,
     /// Device number of the mount.
     device: Option<String>,
+    ender: Ender,
     counters: Arc<Counters>,
 }
 
@@ -65,17 +67,16 @@ impl Mount {
             },
         };
         let fd = attach(&dir, settings)?;
+        let device = mountinfo::at(&dir).ok().flatten().map(|entry| entry.device);
+        let ender = Ender::new(&dir, device.as_deref(), &server.shared);
         let wishes = Wishes { writeback: settings.writeback, access_lists };
         let session = channel(ring, settings, &counters)
             .and_then(|channel| Session::new(server.clone(), fd, &dir, channel, wishes));
         let session = session.map_err(|source| {
             // Without the handshake nobody will ever answer on this mount.
-            if let Err(e) = unmount(&dir, How::Force) {
-                log::error!("{e}");
-            }
+            ender.force();
             Error::Io { path: dir.clone(), source }
         })?;
-        let device = mountinfo::at(&dir).ok().flatten().map(|entry| entry.device);
         if let Some(device) = &device {
             raise_readahead(device);
         }
@@ -87,7 +88,7 @@ impl Mount {
             server.let_in(inside, session.awaits_answers_to_writes());
         }
         server.start_policies(device.clone());
-        Ok(Mount { session, dir, device, counters })
+        Ok(Mount { session, dir, device, ender, counters })
     }
 
     /// Whether requests come over io_uring.
@@ -106,6 +107,11 @@ impl Mount {
         guard::abort_file(self.device.as_deref().ok_or(io::ErrorKind::NotFound)?)
     }
 
+    /// What ends the mount while it is served.
+    pub fn ender(&self) -> Ender {
+        self.ender.clone()
+    }
+
     /// Requests by kind.
     pub fn counters(&self) -> Arc<Counters> {
         self.counters.clone()
@@ -119,22 +125,17 @@ impl Mount {
         let served = self.session.serve();
         let (handovers, by_workers) = (self.counters.handovers(), self.counters.answered_by_workers());
         log::info!("{:?}, {handovers} handovers, {by_workers} by workers", self.counters.polling());
-        // Only our own mount: someone may have unmounted it and mounted another here.
-        if served.is_err()
-            && let Ok(Some(now)) = mountinfo::at(&self.dir)
-            && self.device.as_ref() == Some(&now.device)
-            && let Err(e) = unmount(&self.dir, How::Force)
-        {
-            log::error!("{e}");
+        if served.is_err() {
+            self.ender.force();
         }
         served
     }
 
     /// Answers requests from another thread.
     pub fn spawn(self) -> io::Result<Running> {
-        let (dir, counters) = (self.dir.clone(), self.counters.clone());
+        let (dir, ender, counters) = (self.dir.clone(), self.ender.clone(), self.counters.clone());
         let thread = std::thread::Builder::new().name("pando-serve".into()).spawn(|| self.serve())?;
-        Ok(Running { thread: Some(thread), dir, counters })
+        Ok(Running { thread: Some(thread), dir, ender, counters })
     }
 }
 
@@ -159,6 +160,7 @@ fn channel(ring: bool, settings: &Settings, counters: &Arc<Counters>) -> io::Res
 pub struct Running {
     thread: Option<JoinHandle<io::Result<()>>>,
     dir: PathBuf,
+    ender: Ender,
     counters: Arc<Counters>,
 }
 
@@ -173,9 +175,10 @@ impl Running {
         &self.counters
     }
 
-    /// Unmounts and waits until the last request is answered. Fails if files are open.
+    /// Unmounts and waits until the last request is answered. Fails if files are open, or the mount is not there any
+    /// more: then it is ended by force.
     pub fn unmount(mut self) -> Result<(), Error> {
-        unmount(&self.dir, How::Plain)?;
+        self.ender.unmount(How::Plain)?;
         self.join()
     }
 
@@ -197,11 +200,8 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if self.thread.is_some() {
-            if let Err(e) = unmount(&self.dir, How::Force)
-                && !matches!(e, Error::NotMounted(_))
-            {
+            if !self.ender.force() {
                 // Joining would wait for ever.
-                log::error!("{e}");
                 return;
             }
             let _ = self.join();

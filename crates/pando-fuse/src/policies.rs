@@ -116,7 +116,9 @@ impl Policies {
         }
         let mut before = std::mem::take(&mut self.known);
         for (place, info) in all {
-            let known = match before.remove(&place[..]).filter(|known| known.info == info) {
+            let was = before.remove(&place[..]);
+            let was_pending = was.as_ref().is_some_and(|was| was.synced);
+            let known = match was.filter(|known| known.info == info) {
                 Some(mut known) => {
                     if !known.synced && was_synced(shared, &info, synced) {
                         known.synced = true;
@@ -128,7 +130,12 @@ impl Policies {
                         known
                     }
                 }
-                None => carry_out(shared, info, false),
+                // It is new, or was changed: what it waits for may have come before it was looked at.
+                None => {
+                    let pending = info.policy.on_sync_secs > 0 && was_pending;
+                    let synced = pending || was_synced(shared, &info, synced);
+                    carry_out(shared, info, synced)
+                }
             };
             self.known.insert(place.to_vec(), known);
         }

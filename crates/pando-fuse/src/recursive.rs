@@ -202,7 +202,8 @@ impl MountState {
         takers.into_iter().for_each(|taker| drop(taker.join()));
     }
 
-    /// Takes one after the other of those that are left. In a thread apart, which cannot write to the log.
+    /// Takes one after the other of those that are left. In a thread apart, which cannot write to the log, nor read the
+    /// image: it has no descriptors of them.
     fn take(&self, way: &Inside, taking: &Taking) -> io::Result<()> {
         let _own = self.own_threads.enter(&taking.late);
         let root = way.root()?;
@@ -210,7 +211,7 @@ impl MountState {
             let mtime = taking.mtime.filter(|_| kind == FileKind::Regular && self.caches.writeback());
             let taken = match Inside::open_path(&root, ino) {
                 // In case it is taken for another's: then the access time stays as it is.
-                Ok(file) => match self.fs.getattr(ino) {
+                Ok(file) => match self.fs.attr_in_memory(ino) {
                     Ok(now) => Inside::set_times(&file, now.atime, mtime),
                     Err(_) => Ok(()),
                 },

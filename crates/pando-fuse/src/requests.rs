@@ -7,10 +7,7 @@
 use std::{
     ffi::OsStr,
     path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 use pando_fs::{Authority, Caller, DiffOptions, FileKind, SnapshotInfo};
@@ -72,38 +69,27 @@ impl MountState {
             ControlRequest::Stats => return self.statistics(),
             ControlRequest::Diff { before, after, ranges, no_renames } => {
                 let options = DiffOptions { ranges, no_renames };
-                return Ok(
-                    self.pieces(c, on, stop.flag(), || self.begin_diff(c, on, (&before, &after), options))
-                );
+                return Ok(self.pieces(c, on, || self.begin_diff(c, on, (&before, &after), options)));
             }
-            // What is told of a difference stays there if a signal comes in between: it could not be begun again.
-            ControlRequest::DiffNext => return Ok(self.pieces(c, on, &AtomicBool::new(false), || Ok(0))),
+            ControlRequest::DiffNext => return Ok(self.pieces(c, on, || Ok(0))),
             ControlRequest::Identity => {
                 let message = format!("{:032x}", u128::from_be_bytes(self.fs.uuid()));
                 Ok(Response { message, value: self.fs.has_links().into(), ..Response::default() })
             }
             ControlRequest::Fork { token, into, asked } => {
-                return Ok(
-                    self.pieces(c, on, stop.flag(), || self.begin_fork(c, on, (&token, &into), asked, stop))
-                );
+                return Ok(self.pieces(c, on, || self.begin_fork(c, on, (&token, &into), asked, stop)));
             }
             ControlRequest::Quota { token, asked } => {
-                return Ok(
-                    self.pieces(c, on, stop.flag(), || self.begin_quota(c, on, &token, asked).map(|()| 0))
-                );
+                return Ok(self.pieces(c, on, || self.begin_quota(c, on, &token, asked).map(|()| 0)));
             }
             ControlRequest::Policies { token } => {
-                return Ok(self.pieces(c, on, stop.flag(), || self.begin_policies(c, on, &token).map(|()| 0)));
+                return Ok(self.pieces(c, on, || self.begin_policies(c, on, &token).map(|()| 0)));
             }
             ControlRequest::Gone { token } => {
-                return Ok(
-                    self.pieces(c, on, stop.flag(), || self.begin_gone(c, on, &token, stop).map(|()| 0))
-                );
+                return Ok(self.pieces(c, on, || self.begin_gone(c, on, &token, stop).map(|()| 0)));
             }
             ControlRequest::Sync => {
-                self.write_out_all();
-                let synced = self.fs.sync().inspect(|()| self.automatic.synced_all());
-                synced.map_err(Refusal::from).and_then(|()| done(self.refused.count() as u64))
+                self.store_all().map_err(Refusal::from).and_then(|()| done(self.refused.count() as u64))
             }
             ControlRequest::Usage { token } => self.shown(c, &token).and_then(|shows| self.usage(c, &shows)),
             ControlRequest::Grow { token, size } => {
@@ -126,6 +112,12 @@ impl MountState {
         let response =
             result.unwrap_or_else(|Refusal(status, message)| Response { status, value: 0, message });
         Ok(response.encode())
+    }
+
+    /// Makes all durable that was written, what the kernel keeps as well. Not for threads that read requests.
+    pub(crate) fn store_all(&self) -> pando_fs::Result<()> {
+        self.write_out_all();
+        self.fs.sync().inspect(|()| self.automatic.synced_all())
     }
 
     fn shown(&self, c: &Context, token: &Token) -> Result<ProvenRights, Refusal> {
@@ -191,17 +183,11 @@ impl MountState {
 
     /// The next piece of what is told there, once it is begun, and of how many files there is data that is stored
     /// nowhere.
-    fn pieces(
-        &self,
-        c: &Context,
-        on: (u64, u64),
-        stop: &AtomicBool,
-        begin: impl FnOnce() -> Result<u64, Refusal>,
-    ) -> Vec<u8> {
+    fn pieces(&self, c: &Context, on: (u64, u64), begin: impl FnOnce() -> Result<u64, Refusal>) -> Vec<u8> {
         let piece = || {
             let unstored = begin()?;
             let none = || Refusal(LAPSED, "no difference is being told here; ask again".into());
-            let next = self.diffs.next(c.uid, on, control::PIECE_BYTES, stop);
+            let next = self.diffs.next(c.uid, on, control::PIECE_BYTES);
             Ok((next.ok_or_else(none)??, unstored))
         };
         match piece() {

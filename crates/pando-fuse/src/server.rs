@@ -34,7 +34,7 @@ const PLAIN_ENTRY: usize = 32;
 
 /// A [`Handler`] on a [`Fs`].
 pub(crate) struct Server {
-    shared: Arc<MountState>,
+    pub(crate) shared: Arc<MountState>,
 }
 
 impl Server {

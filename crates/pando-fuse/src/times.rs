@@ -148,7 +148,7 @@ pub(crate) struct Times {
 
 impl Times {
     /// Starts the thread; to be called once. `give` gives the kernel the time that a file has now, `owner` says whose
-    /// it is.
+    /// it is, from memory: all that ask about times wait for it.
     ///
     /// Waits until the thread has let go of its copies of this process's descriptors. To close one of a file on a FUSE
     /// mount has the kernel ask that mount's server. So this is not for a request, and no lock is held over it.

@@ -10,6 +10,7 @@ mod bypass;
 mod coherence;
 mod common;
 mod dropped;
+mod ends;
 mod given;
 mod group_commit;
 mod held;

@@ -96,6 +96,5 @@ pub fn run(args: &[OsString]) -> io::Result<()> {
     let is_there = || rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == parent);
     // One that ended before the signal was asked for has sent none.
     while is_there() && signals.wait().all(|signal| signal != SIGUSR1) {}
-    let mut abort = File::from(io::stdin().as_fd().try_clone_to_owned()?);
-    pando_fuse::guard::cut(&mut abort)
+    pando_fuse::guard::cut(&File::from(io::stdin().as_fd().try_clone_to_owned()?))
 }

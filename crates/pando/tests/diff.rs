@@ -166,6 +166,34 @@ f'; mv g h; mv l k");
     assert_eq!((all.matches("rename ").count(), all.matches("---").count()), (6, 1), "{all}");
 }
 
+#[test]
+fn lines_of_a_file_that_cannot_be_read_are_missing_and_the_exit_code_says_so() {
+    let b = mounted!();
+    b.sh("mkdir m/a; head -c 3000000 /dev/urandom > m/a/large; echo one > m/a/z; cp m/a/large large");
+    b.ok(&["clone", "m/a", "m/b"]);
+    // Files of bytes that are no text are not compared line by line, which is no failure.
+    b.sh("printf X | dd of=m/b/large bs=1 seek=2900000 conv=notrunc status=none; echo two >> m/b/z");
+    let all = b.ok(&["diff", "-u", "m/a", "m/b"]);
+    assert!(all.contains("Binary files m/a/large and m/b/large differ"), "{all}");
+    b.umount();
+    let content = std::fs::read(b.path("large")).unwrap();
+    let needle = &content[1_000_000..1_000_032];
+    let mut image = std::fs::read(b.path("a.img")).unwrap();
+    let places: Vec<usize> =
+        image.windows(needle.len()).enumerate().filter(|(_, w)| *w == needle).map(|(at, _)| at).collect();
+    assert!(!places.is_empty(), "the content is not in the image");
+    places.iter().for_each(|at| image[at + 7] ^= 1);
+    std::fs::write(b.path("a.img"), image).unwrap();
+    b.mount();
+    for (x, y) in [("a", "b"), ("b", "a")] {
+        b.sh(&format!("! cmp m/{x}/large large 2> said; grep -q 'Input/output error' said"));
+        let out = b.command(&["diff", "-u", &format!("m/{x}"), &format!("m/{y}")]).output().unwrap();
+        let (said, lines) = (crate::common::text(&out.stderr), crate::common::text(&out.stdout));
+        assert_eq!(out.status.code(), Some(3), "{said}{lines}");
+        assert!(said.contains("Input/output error") && lines.contains("two\n"), "{said}{lines}");
+    }
+}
+
 /// More differences than fit into one answer, and a reader that goes away.
 #[test]
 fn many_differences_come_in_pieces() {

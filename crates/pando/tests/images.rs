@@ -408,6 +408,106 @@ fn a_backup_is_not_written_over_an_image_that_is_mounted() {
 }
 
 #[test]
+fn a_picture_is_not_written_over_its_image() {
+    let b = Bench::new();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.sh("ln -s a.img link");
+    let before = fs::read(b.path("a.img")).unwrap();
+    for name in ["a.img", "link"] {
+        b.fails(&["inspect", "--svg", name, "a.img"], 1, "is the image itself");
+        assert!(fs::read(b.path("a.img")).is_ok_and(|now| now == before), "{name}");
+    }
+    b.ok(&["inspect", "--svg", "new", "a.img"]);
+}
+
+/// A file system of a test's own is unmounted whatever happens, behind the loop device over a file in it.
+struct TestHost<'a>(&'a Bench);
+
+impl Drop for TestHost<'_> {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path("host")).status();
+    }
+}
+
+#[test]
+fn a_backup_to_a_device_that_could_not_store_it_fails() {
+    if !rustix::process::geteuid().is_root() {
+        return eprintln!("SKIPPED: needs root");
+    }
+    let b = Bench::new();
+    // A device that promises more than it can keep: what its cache has taken is refused when it is written out.
+    b.sh("mkdir t host; mount -t tmpfs -o size=24M none host; truncate -s 256M host/disk");
+    let _host = TestHost(&b);
+    b.sh("head -c 60000000 /dev/urandom > t/f");
+    b.ok(&["mkfs", "--size", "256M", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    let Some(device) = b.loop_device("host/disk") else { return };
+    b.fails(&["backup", "--force", "a.img", &device.path], 1, "backup a.img to");
+    let pando = env!("CARGO_BIN_EXE_pando");
+    b.sh(&format!("! {pando} backup a.img - > {} 2> said; grep -q 'backup a.img to' said", device.path));
+}
+
+#[test]
+fn a_device_is_locked_while_a_backup_is_written_to_it() {
+    if !rustix::process::geteuid().is_root() || !crate::common::has("flock") {
+        return eprintln!("SKIPPED: needs root and flock");
+    }
+    let b = Bench::new();
+    b.sh("mkdir t; truncate -s 256M disk; head -c 60000000 /dev/urandom > t/f");
+    b.ok(&["mkfs", "--size", "256M", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    let Some(device) = b.loop_device("disk") else { return };
+    // It is stopped once it has written some of what there is.
+    let pando = env!("CARGO_BIN_EXE_pando");
+    let said = b.sh(&format!(
+        "{pando} backup --force a.img {dev} > /dev/null & pid=$!
+         while bytes=$(sed -n 's/^wchar: //p' /proc/$pid/io) && [ $bytes -lt 2000000 ]; do :; done
+         kill -STOP $pid
+         [ $(sed -n 's/^wchar: //p' /proc/$pid/io) -lt 60000000 ] || echo late
+         if flock -n -s {dev} true; then echo free; else echo locked; fi
+         kill -CONT $pid; wait $pid; flock -n -s {dev} true",
+        dev = device.path
+    ));
+    assert_eq!(said, "locked\n");
+    b.ok(&["backup", "a.img", "file"]);
+    b.sh(&format!("cmp -n $(stat -c %s file) file {}", device.path));
+}
+
+#[test]
+fn a_backup_is_not_restored_over_itself() {
+    let b = Bench::new();
+    b.tree("t");
+    b.ok(&["mkfs", "--size", "64M", "--node-size", "64K", "a.img"]);
+    b.ok(&["import", "t", "a.img:/t"]);
+    b.sh("head -c 20000000 /dev/urandom > t/f");
+    b.ok(&["import", "t/f", "a.img:/f"]);
+    b.ok(&["backup", "a.img", "a.backup"]);
+    b.sh("ln a.backup hard; ln -s a.backup soft");
+    let before = fs::read(b.path("a.backup")).unwrap();
+    let is_whole = |name: &str| {
+        assert!(fs::read(b.path("a.backup")).is_ok_and(|now| now == before), "{name}: the backup is gone");
+    };
+    let pando = env!("CARGO_BIN_EXE_pando");
+    for name in ["a.backup", "hard", "soft", "/proc/self/cwd/a.backup"] {
+        b.fails(&["restore", "--force", "a.backup", name], 1, "is the backup itself");
+        b.fails(&["restore", "--force", name, "a.backup"], 1, "is the backup itself");
+        is_whole(name);
+        b.sh(&format!(
+            "! {pando} restore --force - {name} < a.backup 2> said; grep -q 'is the backup itself' said"
+        ));
+        is_whole(name);
+    }
+    if let Some(device) = b.loop_device("a.backup") {
+        for (from, to) in [("a.backup", device.path.as_str()), (device.path.as_str(), "a.backup")] {
+            b.fails(&["restore", "--force", from, to], 1, "is the backup itself");
+            is_whole(to);
+        }
+    }
+    b.ok(&["restore", "--size", "64M", "a.backup", "b.img"]);
+    b.sh(&format!("{pando} restore --force - b.img < a.backup"));
+}
+
+#[test]
 fn du_tells_what_is_exclusive_in_an_image() {
     let b = Bench::new();
     b.tree("t");

@@ -79,6 +79,26 @@ fn an_image_tells_label_uuid_and_state() {
     b.umount();
 }
 
+/// The rule for udev makes a link of this name: it is to be one name, in one directory.
+#[test]
+fn a_label_with_slashes_is_one_name_for_udev() {
+    let b = Bench::new();
+    for (i, (label, encoded)) in [
+        ("../../../etc/motd", r"..\x2f..\x2f..\x2fetc\x2fmotd"),
+        ("a\\b \"c\"$d,e", r"a\x5cb\x20\x22c\x22\x24d\x2ce"),
+        ("wäldchen 森", r"wäldchen\x20森"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let image = format!("{i}.img");
+        b.ok(&["mkfs", "--size", "64M", "-L", label, &image]);
+        let udev = b.ok(&["info", "--udev", &image]);
+        let line = format!("ID_FS_LABEL_ENC={encoded}");
+        assert!(udev.lines().any(|l| l == line), "{udev}");
+    }
+}
+
 #[test]
 fn helpers_take_what_mount_and_umount_give_them() {
     if !have_fuse() {

@@ -464,6 +464,67 @@ fn what_is_mounted_over_an_ended_mount_stays() {
     b.mount();
 }
 
+/// Waits until a process has ended.
+const ENDS: &str = "
+    ends() { n=0; while [ -e /proc/$1 ]; do n=$((n+1)); [ $n -lt 2000 ]; sleep 0.01; done; }
+    ";
+
+#[test]
+fn a_signal_to_a_daemon_leaves_what_is_mounted_there_instead() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can mount over a mount");
+        return;
+    }
+    let b = mounted!();
+    let pid = b.daemon();
+    b.sh(&format!(
+        "{ENDS} echo kept > m/f; exec 3>> m/f; umount -l m; mount -t tmpfs none m; echo mine > m/mine
+         exec 4< m/mine; kill -TERM {pid}; ends {pid}; test $(cat m/mine) = mine; exec 4<&-; umount m"
+    ));
+    b.mount();
+    assert_eq!(fs::read(b.path("m/f")).unwrap(), b"kept\n", "what was written had been stored");
+}
+
+#[test]
+fn a_signal_to_a_daemon_ends_its_mount_where_that_was_moved() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can move a mount");
+        return;
+    }
+    let b = mounted!();
+    let pid = b.daemon();
+    // Only what lies in a mount that is shared with no other namespace can be moved.
+    b.sh(&format!(
+        "{ENDS} mkdir p; mount -t tmpfs --make-private none p; mkdir p/from p/to; mount --bind m p/from; umount m
+         mount --move p/from p/to; mount -t tmpfs none m; echo mine > m/mine; echo kept > p/to/f
+         kill -TERM {pid}; ends {pid}; test $(cat m/mine) = mine; umount m; ls p/to; umount p"
+    ));
+    assert_eq!(b.ok(&["cat", "a.img:/f"]), "kept\n");
+    b.mount();
+}
+
+#[test]
+fn a_signal_to_the_daemon_of_a_covered_mount_leaves_the_mount_above() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can mount over a mount");
+        return;
+    }
+    let b = mounted!();
+    let pid = b.daemon();
+    b.ok(&["mkfs", "--size", "64M", "b.img"]);
+    b.sh("echo kept > m/f");
+    b.ok(&["mount", "b.img", "m"]);
+    let upper = b.daemon();
+    b.sh(&format!(
+        "{ENDS} exec 3> m/g; kill -TERM {pid}; ends {pid}; echo more >&3; exec 3>&-; test $(cat m/g) = more"
+    ));
+    assert_eq!(b.daemon(), upper);
+    assert!(b.ok(&["cat", "a.img:/f"]) == "kept\n", "the lower image is free again, and whole");
+    b.umount();
+    b.sh("umount m");
+    b.mount();
+}
+
 #[test]
 fn a_foreground_mount_ends_with_its_mount() {
     if !crate::common::have_fuse() {

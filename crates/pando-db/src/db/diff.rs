@@ -1,6 +1,9 @@
 //! Differences between prefixes of snapshots: see [`Snapshot::diff`].
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use bytes::Bytes;
 
@@ -27,9 +30,18 @@ pub struct Change {
 pub struct Diff {
     before: Snapshot,
     differ: Differ,
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Diff {
+    /// Ends, with [`Error::Interrupted`], soon after somebody has set `stop`: however much is equal, no more is read
+    /// than the pages at hand.
+    #[must_use]
+    pub fn stop_on(mut self, stop: &Arc<AtomicBool>) -> Self {
+        self.stop = Some(stop.clone());
+        self
+    }
+
     /// Continues with the first difference whose key, without prefix, is at or above `key`, even if it was given
     /// before. Cost: none until the next difference is taken.
     pub fn seek(&mut self, key: &[u8]) {
@@ -42,7 +54,12 @@ impl Iterator for Diff {
 
     fn next(&mut self) -> Option<Self::Item> {
         let engine = &self.before.engine;
-        let found = self.differ.next(&engine.pager, &*engine.merge).transpose()?;
+        let stop = self.stop.as_deref();
+        let go_on = || match stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            true => Err(Error::Interrupted),
+            false => Ok(()),
+        };
+        let found = self.differ.next(&engine.pager, &*engine.merge, &go_on).transpose()?;
         Some(found.map(|found| Change { key: found.key, before: found.before, after: found.after }))
     }
 }
@@ -82,7 +99,8 @@ impl Snapshot {
             view: snapshot.view.clone(),
             prefix: Bytes::copy_from_slice(prefix),
         };
-        Ok(Diff { before: self.clone(), differ: Differ::new(side(self, prefix), side(after, after_prefix)) })
+        let differ = Differ::new(side(self, prefix), side(after, after_prefix));
+        Ok(Diff { before: self.clone(), differ, stop: None })
     }
 }
 

@@ -17,7 +17,7 @@ pub const FUSE: Floors = &[
     ("cache", &[]),
     ("creators", &[]),
     ("openers", &[]),
-    ("diffs", &[]),
+    ("diffs", &["ending"]),
     ("inside", &[]),
     ("interrupts", &[]),
     ("past_pages", &[]),
@@ -103,10 +103,12 @@ pub const FUSE: Floors = &[
             "quotas",
         ],
     ),
+    ("ender", &["attach", "coherence", "error", "guard", "mountinfo"]),
     (
         "mount",
         &[
             "dirty_limit",
+            "ender",
             "mountinfo",
             "guard",
             "counters",

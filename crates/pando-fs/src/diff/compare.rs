@@ -91,7 +91,7 @@ pub(crate) fn compare(
     found.aspects.add(Aspects::SIZE, files && x.size != y.size);
     let may_read = a_side.may_read(a) && b_side.may_read(b);
     if files && may_read {
-        compare_content(&a_side.view, a, b, options, &mut found)?;
+        compare_content(a_side, a, b, options, &mut found)?;
     } else {
         // Of what the caller may not read only the attributes are told. They also say, to everybody, whether it may
         // have been written to.
@@ -102,12 +102,12 @@ pub(crate) fn compare(
         b"trusted." => a_side.sees_all() && b_side.sees_all(),
         _ => true,
     };
-    found.aspects.add(Aspects::XATTRS, xattrs_differ(&a_side.view, a, b, seen)?);
+    found.aspects.add(Aspects::XATTRS, xattrs_differ(a_side, a, b, seen)?);
     Ok(found)
 }
 
 fn compare_content(
-    view: &Snapshot,
+    side: &Side,
     a: &Found,
     b: &Found,
     options: DiffOptions,
@@ -115,7 +115,7 @@ fn compare_content(
 ) -> Result<()> {
     let both = a.record.size.min(b.record.size);
     let all = a.record.size.max(b.record.size);
-    for change in view.diff(&a.data, view, &b.data)? {
+    for change in side.view.diff(&a.data, &side.view, &b.data)?.stop_on(&side.stop) {
         let change = change?;
         let Some(block) = path::block_of(b"", &change.key).filter(|block| *block < path::MAP) else { break };
         let (before, after) = (change.before.unwrap_or_default(), change.after.unwrap_or_default());
@@ -167,7 +167,8 @@ fn namespace(name: &[u8]) -> &[u8] {
 }
 
 /// Whether attributes differ whose names are `seen`.
-fn xattrs_differ(view: &Snapshot, a: &Found, b: &Found, seen: impl Fn(&[u8]) -> bool) -> Result<bool> {
+fn xattrs_differ(side: &Side, a: &Found, b: &Found, seen: impl Fn(&[u8]) -> bool) -> Result<bool> {
+    let view = &side.view;
     for (one, other) in [(a, b), (b, a)] {
         for (name, value) in one.record.attrs.inline() {
             if seen(name) && !has(view, other, name, value)? {
@@ -178,7 +179,8 @@ fn xattrs_differ(view: &Snapshot, a: &Found, b: &Found, seen: impl Fn(&[u8]) -> 
     if !a.record.has_outside() && !b.record.has_outside() {
         return Ok(false);
     }
-    for change in view.diff(&path::attrs_under(&a.data), view, &path::attrs_under(&b.data))? {
+    let changes = view.diff(&path::attrs_under(&a.data), view, &path::attrs_under(&b.data))?;
+    for change in changes.stop_on(&side.stop) {
         let change = change?;
         for (value, other) in [(change.before, b), (change.after, a)] {
             let Some(value) = value else { continue };

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::{
     diff::{
-        side::{DirPair, Side},
+        side::{DirPair, Side, go_on},
         stream::Ahead,
     },
     error::Result,
@@ -42,8 +42,8 @@ impl LinkScan {
         let Some(root) = before.level(&pair.before)?.map(|level| level.root.clone()) else { return Ok(None) };
         let Some(other) = after.level(&pair.after)?.map(|level| level.root.clone()) else { return Ok(None) };
         let (a, b) = (path::all_linked(&root), path::all_linked(&other));
-        let meta = Ahead::new(&before.view, (&path::meta(&a), &path::meta(&b)))?;
-        let data = Ahead::new(&before.view, (&path::data(&a), &path::data(&b)))?;
+        let meta = Ahead::new(&before.view, (&path::meta(&a), &path::meta(&b)))?.stop_on(&before.stop);
+        let data = Ahead::new(&before.view, (&path::data(&a), &path::data(&b)))?.stop_on(&before.stop);
         Ok(Some(Self { pair, meta, data, wanted: BTreeSet::new(), root, other_root: other, at: None }))
     }
 
@@ -87,6 +87,7 @@ impl LinkScan {
             let at = self.at.take().unwrap_or_default();
             let mut names = before.view.range(&at, path::behind(&index).as_deref());
             while let Some((key, value)) = names.next_ref()? {
+                go_on(&before.stop)?;
                 let Ok(Stored::Indexed(id)) = Stored::decode(value) else { continue };
                 if !self.wanted.contains(&id) {
                     continue;

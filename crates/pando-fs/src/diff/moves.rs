@@ -200,7 +200,8 @@ impl Search {
         go_on: &GoOn<'_>,
     ) -> Result<()> {
         let view = before.view.clone();
-        let mut stream = DiffStream::new(&view, (&before.place(a), &after.place(b)), false)?;
+        let places = (&before.place(a)[..], &after.place(b)[..]);
+        let mut stream = DiffStream::new(&view, places, false)?.stop_on(&before.stop);
         // Different directories at one path, by contents prefix.
         let mut unlike: HashMap<Vec<u8>, [Option<Identity>; 2]> = HashMap::new();
         while let Some(spot) = stream.next()? {

@@ -3,6 +3,11 @@
 //! Paths are from the top of the tree, in the form of keys. Guarantees that a record is that of the linked file where a
 //! name leads to one. Uses keys, records and domains.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
 use bytes::Bytes;
 use pando_db::Snapshot;
 
@@ -37,6 +42,8 @@ pub(crate) struct Side {
     levels: Vec<PathDir>,
     /// Contents prefix by which names of linked files are in the index of the lineage around, if not that of the top.
     named: Option<Vec<u8>>,
+    /// When it is set, what is being compared ends.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// An entry: its record, and the prefix of its data.
@@ -74,6 +81,14 @@ pub(crate) fn identity(inside: &[u8], value: &[u8]) -> Result<Identity> {
     }
 }
 
+/// Error if what is being compared is to end.
+pub(crate) fn go_on(stop: &AtomicBool) -> Result<()> {
+    match stop.load(Ordering::Relaxed) {
+        true => Err(Error::Interrupted("the difference".into())),
+        false => Ok(()),
+    }
+}
+
 impl Side {
     pub(crate) fn of_dir(view: &Snapshot, viewer: Option<&Caller>, at: &DirAt, root: Vec<u8>) -> Self {
         let top = PathDir { contents: at.contents.clone(), root, sees: true, fileno: 0 };
@@ -85,6 +100,7 @@ impl Side {
             data,
             levels: vec![top],
             named: None,
+            stop: Arc::default(),
         }
     }
 
@@ -97,12 +113,14 @@ impl Side {
     ) -> Self {
         let top = PathDir { contents: contents.to_vec(), root, sees: true, fileno: 0 };
         let (meta, data) = (path::meta(entry), path::data(entry));
-        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: vec![top], named: None }
+        let (view, viewer, levels) = (view.clone(), viewer.cloned(), vec![top]);
+        Self { view, viewer, meta, data, levels, named: None, stop: Arc::default() }
     }
 
     /// A file, of which the caller has shown that it may read it.
     pub(crate) fn of_file(view: &Snapshot, viewer: Option<&Caller>, meta: Bytes, data: Bytes) -> Self {
-        Self { view: view.clone(), viewer: viewer.cloned(), meta, data, levels: Vec::new(), named: None }
+        let (view, viewer, levels) = (view.clone(), viewer.cloned(), Vec::new());
+        Self { view, viewer, meta, data, levels, named: None, stop: Arc::default() }
     }
 
     /// The same for a copy of the directory with this contents prefix, in whose lineage the names still are.

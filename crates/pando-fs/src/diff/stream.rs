@@ -3,7 +3,10 @@
 //! Guarantees that a path comes once, in the order of keys, and that nothing is read of what is skipped. Uses keys and
 //! the engine's differences.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use bytes::Bytes;
 use pando_db::{Change, Diff, Snapshot};
@@ -30,6 +33,11 @@ pub(crate) struct Ahead {
 impl Ahead {
     pub(crate) fn new(view: &Snapshot, (before, after): (&[u8], &[u8])) -> Result<Self> {
         Ok(Self { diff: view.diff(before, view, after)?, next: None, from: None })
+    }
+
+    /// Ends when somebody has set `stop`.
+    pub(crate) fn stop_on(self, stop: &Arc<AtomicBool>) -> Self {
+        Self { diff: self.diff.stop_on(stop), ..self }
     }
 
     /// The key of the next one.
@@ -127,6 +135,12 @@ impl DiffStream {
         let data = data.then(|| Ahead::new(view, (&path::data(before), &path::data(after)))).transpose()?;
         let (skipped, bare) = (Prefixes::default(), Prefixes::default());
         Ok(Self { meta, data, skipped, bare, at: Bytes::new(), ended: false })
+    }
+
+    /// Ends when somebody has set `stop`, however much is equal.
+    pub(crate) fn stop_on(self, stop: &Arc<AtomicBool>) -> Self {
+        let data = self.data.map(|ahead| ahead.stop_on(stop));
+        Self { meta: self.meta.stop_on(stop), data, ..self }
     }
 
     /// Leaves out what lies under a contents prefix; all that is left, if that is empty.

@@ -6,7 +6,7 @@
 use std::{
     collections::VecDeque,
     ffi::OsString,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use bytes::Bytes;
@@ -16,12 +16,12 @@ use crate::{
         change::{Aspects, ChangeKind, DiffOptions, FileChange, shown},
         compare::compare,
         links::LinkScan,
-        moves::{GoOn, Moves},
+        moves::Moves,
         settle::settle,
-        side::{DirPair, Found, Side, contents_of, identity},
+        side::{DirPair, Found, Side, contents_of, go_on, identity},
         stream::{DiffStream, Spot},
     },
-    error::{Error, Result},
+    error::Result,
     path,
     types::FileKind,
 };
@@ -84,32 +84,35 @@ struct CommonEntry<'a> {
 
 impl TreeDiff {
     /// Of two directories, or else of two files, in a store with linked files or without.
-    pub(crate) fn new(before: Side, after: Side, options: DiffOptions, dirs: bool, links: bool) -> Self {
+    pub(crate) fn new(before: Side, mut after: Side, options: DiffOptions, dirs: bool, links: bool) -> Self {
         let jobs = VecDeque::from_iter(dirs.then(WalkJob::top));
         let (current, ready) = (None, VecDeque::new());
+        after.stop = before.stop.clone();
         Self { before, after, options, moves: Moves::default(), links, jobs, current, ready, begun: false }
     }
 
     /// Compares the tops, and finds what moved.
-    fn begin(&mut self, go_on: &GoOn<'_>) -> Result<()> {
+    fn begin(&mut self) -> Result<()> {
         let (a, b) = (self.before.top()?, self.after.top()?);
         let found = compare(&self.before, &a, &self.after, &b, self.options)?;
         if !found.aspects.is_empty() {
             self.ready.push_back(found.change(ChangeKind::Modified, &a, &b, OsString::new(), None));
         }
         if !self.options.no_renames && !self.jobs.is_empty() {
-            self.moves = Moves::find(&mut self.before, &mut self.after, go_on)?;
-            settle(&mut self.moves, &self.before, &self.after, go_on)?;
+            let stop = self.stop();
+            let go_on = || go_on(&stop);
+            self.moves = Moves::find(&mut self.before, &mut self.after, &go_on)?;
+            settle(&mut self.moves, &self.before, &self.after, &go_on)?;
         }
         Ok(())
     }
 
-    fn advance(&mut self, go_on: &GoOn<'_>) -> Result<Option<FileChange>> {
+    fn advance(&mut self) -> Result<Option<FileChange>> {
         if !std::mem::replace(&mut self.begun, true) {
-            self.begin(go_on)?;
+            self.begin()?;
         }
         loop {
-            go_on()?;
+            go_on(&self.before.stop)?;
             if let Some(ready) = self.ready.pop_front() {
                 return Ok(Some(ready));
             }
@@ -121,18 +124,10 @@ impl TreeDiff {
 }
 
 impl TreeDiff {
-    /// The next difference, as of an iterator, unless `stop` is set: that ends it (EINTR).
-    pub fn next_unless(&mut self, stop: &AtomicBool) -> Option<Result<FileChange>> {
-        let found = self.advance(&|| match stop.load(Ordering::Relaxed) {
-            true => Err(Error::Interrupted("the difference".into())),
-            false => Ok(()),
-        });
-        if found.is_err() {
-            (self.current, self.begun) = (None, true);
-            self.jobs.clear();
-            self.ready.clear();
-        }
-        found.transpose()
+    /// What ends it when it is set: the next difference is an error then (EINTR), however far the search for it had
+    /// come.
+    pub fn stop(&self) -> Arc<AtomicBool> {
+        self.before.stop.clone()
     }
 }
 
@@ -140,7 +135,13 @@ impl Iterator for TreeDiff {
     type Item = Result<FileChange>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        self.next_unless(&AtomicBool::new(false))
+        let found = self.advance();
+        if found.is_err() {
+            (self.current, self.begun) = (None, true);
+            self.jobs.clear();
+            self.ready.clear();
+        }
+        found.transpose()
     }
 }
 
@@ -193,8 +194,8 @@ impl TreeDiff {
                 return Ok(true);
             }
         };
-        let stream = Box::new(DiffStream::new(&self.before.view, (&before, &after), both)?);
-        self.current = Some(Running::Tree { pair, stream });
+        let stream = DiffStream::new(&self.before.view, (&before, &after), both)?.stop_on(&self.before.stop);
+        self.current = Some(Running::Tree { pair, stream: Box::new(stream) });
         Ok(true)
     }
 

@@ -205,6 +205,11 @@ impl World {
         self.mount();
     }
 
+    /// Ends the mount as when it is dropped.
+    pub fn end(&mut self) {
+        self.running = None;
+    }
+
     pub fn root(&self) -> &Path {
         self.tmp.path()
     }

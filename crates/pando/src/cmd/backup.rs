@@ -3,12 +3,16 @@
 use std::{
     fs::{File, OpenOptions, Permissions},
     io::{self, IsTerminal, Write},
-    os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    os::{
+        fd::AsFd,
+        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+    },
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result, bail};
 use pando_db::{BackupReport, device::FileDevice};
+use rustix::io::Errno;
 use tempfile::{Builder, NamedTempFile};
 
 use crate::{
@@ -27,8 +31,8 @@ What cannot be read is left out and listed, and the exit code is 3.
 
 With --force the new backup is made beside FILE and takes its place, with its owner and mode, when
 it is whole and durable: whatever goes wrong, FILE is the old one until then, and there has to be
-room for both. (A device or a pipe is written to at once.) IMAGE itself, and an image that is in
-use, is not overwritten.
+room for both. (A device or a pipe is written to at once, and a device is durable at the end.) IMAGE
+itself, and an image that is in use, is not overwritten.
 
 Examples: pando backup grove.img grove.backup
           pando backup grove.img - | ssh host pando restore --size 100G - grove.img"
@@ -62,7 +66,9 @@ pub fn run(args: &Args) -> Result<()> {
         if out.is_terminal() {
             bail!("{}: stdout is a terminal; give a file, or a pipe behind it", fail());
         }
-        return whole(args, &work(&mut out).with_context(fail)?);
+        let report = work(&mut out).with_context(fail)?;
+        out.flush().map_err(Into::into).and_then(|()| sync(&out)).with_context(fail)?;
+        return whole(args, &report);
     }
     let mut target = Target::open(args, &path).with_context(fail)?;
     let report = match work(target.file()) {
@@ -87,8 +93,8 @@ pub fn run(args: &Args) -> Result<()> {
 enum Target {
     /// A new file, by its path; until it is whole, nobody should take it for a backup.
     New(File, PathBuf),
-    /// What is no file.
-    Stream(File),
+    /// What is no file; of a device also what keeps others from it meanwhile.
+    Stream(File, Option<FileDevice>),
     /// Beside the file that it replaces when it is whole.
     Beside { new: NamedTempFile, old: PathBuf, held: FileDevice },
 }
@@ -103,7 +109,7 @@ impl Target {
         };
         let is_device = found.file_type().is_block_device();
         if !found.is_file() && !is_device {
-            return Ok(Target::Stream(OpenOptions::new().write(true).open(&args.file)?));
+            return Ok(Target::Stream(OpenOptions::new().write(true).open(&args.file)?, None));
         }
         let old = image::canonical(&args.file)?;
         if image::is_same(image, &old) {
@@ -112,7 +118,7 @@ impl Target {
         // It may be another image: one that is in use is not overwritten, and nobody begins to use it meanwhile.
         let held = image::once_closed(&old, || FileDevice::open(&old, false))??;
         if is_device {
-            return Ok(Target::Stream(OpenOptions::new().write(true).open(&old)?));
+            return Ok(Target::Stream(OpenOptions::new().write(true).open(&old)?, Some(held)));
         }
         let dir = old.parent().unwrap_or(Path::new("/"));
         let new = Builder::new().prefix(".pando-backup-").tempfile_in(dir);
@@ -136,7 +142,7 @@ impl Target {
 
     fn file(&mut self) -> &mut File {
         match self {
-            Target::New(file, _) | Target::Stream(file) => file,
+            Target::New(file, _) | Target::Stream(file, _) => file,
             Target::Beside { new, .. } => new.as_file_mut(),
         }
     }
@@ -147,8 +153,10 @@ impl Target {
             Target::New(file, path) => {
                 file.sync_all().inspect_err(|_| _ = std::fs::remove_file(path))?;
             }
-            // It cannot be synced everywhere, and need not be.
-            Target::Stream(_) => {}
+            Target::Stream(file, held) => {
+                sync(&file)?;
+                drop(held);
+            }
             Target::Beside { new, old, held } => {
                 let was = old.metadata()?;
                 // Who may not give it to its owner keeps it.
@@ -168,6 +176,15 @@ impl Target {
         if let Target::New(_, path) = self {
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// Makes durable what was written, where that can be. A device takes what it is given into memory, and tells who syncs
+/// whether it could be stored, and nobody else. Pipes, sockets and terminals have nothing to sync.
+fn sync(out: impl AsFd) -> Result<()> {
+    match rustix::fs::fsync(out) {
+        Err(Errno::INVAL | Errno::ROFS | Errno::NOTSUP) => Ok(()),
+        done => Ok(done?),
     }
 }
 

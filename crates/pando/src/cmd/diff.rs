@@ -4,7 +4,7 @@ use std::{
     ffi::OsStr,
     io::{self, BufWriter, Write},
     path::{Path, PathBuf},
-    process,
+    process::{Child, Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
@@ -35,8 +35,9 @@ made, or merged last.
 Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and
 control characters and backslashes of names are written as \\ooo. Directories that you may not
 list, if something differs in them, and files that you may not read, if they were changed, are
-named on stderr; then the exit code is 3. With -u, of what was renamed there are two lines, as git
-writes them, before the lines that differ in it, if any: 'rename from OLD' and 'rename to NEW'.
+named on stderr; then the exit code is 3. So it is if with -u files could not be read, as diff says.
+With -u, of what was renamed there are two lines, as git writes them, before the lines that differ
+in it, if any: 'rename from OLD' and 'rename to NEW'.
 
 Examples: pando diff /mnt/grove/project/.snapshots/before /mnt/grove/project
           pando diff --stat /mnt/grove/project /mnt/grove/experiment
@@ -337,12 +338,14 @@ impl DiffPrinter<'_> {
             _ => (&*old, &*new),
         };
         self.out.flush()?;
-        let status = process::Command::new("diff").arg("-u").arg("--").args([old, new]).status();
-        let status = status.context("the system's diff")?;
-        match status.code() {
+        let diff = Command::new("diff").arg("-u").arg("--").args([old, new]).stderr(Stdio::piped()).spawn();
+        let ended = diff.and_then(Child::wait_with_output).context("the system's diff")?;
+        // Where that cannot be said, the exit code says it.
+        let _ = io::stderr().write_all(&ended.stderr);
+        match ended.status.code() {
             Some(0 | 1) => {}
-            // Binary files, about which it has said so.
-            Some(2) if old.exists() && new.exists() => {}
+            // Of files that are no text some versions say that on stdout, and nothing else.
+            Some(2) if ended.stderr.is_empty() => {}
             None => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
             // It has said why; what follows can be shown all the same.
             _ => self.failed += 1,
@@ -364,16 +367,12 @@ impl DiffPrinter<'_> {
             self.out.write_all(text.as_bytes()).or_else(gone).context("write error")?;
         }
         self.out.flush().or_else(gone).context("write error")?;
-        if self.failed > 0 {
-            bail!("files that the system's diff could not compare: {}", self.failed);
-        }
-        match self.unreadable {
-            0 => Ok(()),
-            n => {
-                Err(Coded(exit::DAMAGE, format!("directories and files that could not be looked into: {n}"))
-                    .into())
-            }
-        }
+        let what = match (self.failed, self.unreadable) {
+            (0, 0) => return Ok(()),
+            (0, n) => format!("directories and files that could not be looked into: {n}"),
+            (n, _) => format!("files that the system's diff could not compare: {n}"),
+        };
+        Err(Coded(exit::DAMAGE, what).into())
     }
 }
 

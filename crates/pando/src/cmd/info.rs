@@ -154,16 +154,19 @@ fn text(info: &Info, identity: &Identity) -> String {
     )
 }
 
-/// `ID_FS_*` as blkid has them. Bytes that could end a line or a value are written as `\xNN` where udev expects
-/// that, and `_` elsewhere.
+/// `ID_FS_*` as blkid has them. What could end a line or a value, or lead a link to another directory, is written as
+/// `\xNN` where udev expects that, and `_` elsewhere.
 fn udev(info: &Info) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "#+-.:=@_/".contains(c) || !c.is_ascii();
-    let safe: String = info.label.chars().map(|c| if plain(c) { c } else { '_' }).collect();
-    let encoded: String = info
-        .label
-        .chars()
-        .map(|c| if plain(c) { c.to_string() } else { format!("\\x{:02x}", u32::from(c)) })
-        .collect();
+    let plain = |c: char| match c.is_ascii() {
+        true => c.is_ascii_alphanumeric() || "#+-.:=@_".contains(c),
+        false => !c.is_control(),
+    };
+    let safe: String = info.label.chars().map(|c| if plain(c) || c == '/' { c } else { '_' }).collect();
+    let encode = |c: char| match plain(c) {
+        true => c.to_string(),
+        false => c.encode_utf8(&mut [0; 4]).bytes().map(|b| format!("\\x{b:02x}")).collect(),
+    };
+    let encoded: String = info.label.chars().map(encode).collect();
     let mut out = format!(
         "ID_FS_TYPE=pando\nID_FS_USAGE=filesystem\nID_FS_VERSION={}\nID_FS_UUID={}\nID_FS_UUID_ENC={1}\n",
         info.format, info.uuid

@@ -312,13 +312,14 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         }
     };
     guard::post(mount.abort_file());
-    let at = mount.dir().to_owned();
+    let (at, ender, ends) = (mount.dir().to_owned(), mount.ender(), mount.ender());
     let handle = signals.handle();
     let watcher = std::thread::Builder::new().name("pando-signals".into()).spawn(move || {
         for signal in signals.forever() {
             tell_manager(&[NotifyState::Stopping]);
             log::warn!("signal {signal}: unmounting {}", at.display());
-            end(&at);
+            // As umount would, and by force if it is in use.
+            ends.end();
         }
     })?;
     let ready = if args.daemon { announce() } else { Ok(()) };
@@ -328,7 +329,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     }
     if ready.is_err() {
         // Whoever started it is gone and expects no mount.
-        let _ = unmount(dir, How::Lazy);
+        let _ = ender.unmount(How::Lazy);
     }
     let served = mount.serve();
     if !args.daemon {
@@ -369,25 +370,6 @@ fn open(image: &Path, settings: &Settings, options: MountOptions) -> Result<Fs> 
             image::open_as(image, options, settings.direct_io)
         }
     })
-}
-
-/// Ends a mount on a signal: as umount would, and by force if it is in use.
-fn end(dir: &Path) {
-    let Err(first) = unmount(dir, How::Plain) else { return };
-    if let pando_fuse::Error::Busy(_) = first {
-        // What programs have written to mappings is written back while there is still someone
-        // to write it to.
-        if let Ok(fd) = std::fs::File::open(dir)
-            && let Err(e) = pando_fuse::client::send(&fd, &pando_fuse::control::ControlRequest::Sync)
-        {
-            log::error!("{}: sync before the end: {e}", dir.display());
-        }
-    } else {
-        log::error!("{first}");
-    }
-    if let Err(e) = unmount(dir, How::Force) {
-        log::error!("{e}");
-    }
 }
 
 /// Closes the image, and says how that went for `pando umount` to find.

@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, Read},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
 };
 
@@ -13,7 +13,7 @@ use pando_fs::FsMerge;
 
 use crate::cmd::{backup::Counted, mkfs};
 use crate::{
-    memory,
+    image, memory,
     size::{Size, show},
     tree::Progress,
 };
@@ -23,6 +23,7 @@ use crate::{
 #[command(
     after_help = "A stream that is damaged or was cut short is refused. Until the last byte is checked and
 durable there is no file system on IMAGE, whatever happens; an image file that was new is removed.
+IMAGE may not be the backup itself, by whatever name.
 
 Example: pando restore --size 100G grove.backup grove.img"
 )]
@@ -64,6 +65,9 @@ pub fn run(args: &Args) -> Result<()> {
     let Some(merge) = merges.into_iter().find(|merge| merge.name() == backup.merge()) else {
         bail!("{}: it is a backup of another program's store ({})", fail(), backup.merge());
     };
+    if args.image.exists() && image::is_same(&image::canonical(&args.image)?, read_from(args)) {
+        bail!("{}: {} is the backup itself", fail(), args.image.display());
+    }
     let device = mkfs::device(&args.image, args.size, args.force)?;
     let node_size = args.node_size.map_or(Ok(backup.node_size()), |size| u32::try_from(size.0))?;
     let mut create = CreateOptions::default().node_size(node_size);
@@ -85,4 +89,9 @@ pub fn run(args: &Args) -> Result<()> {
         show(report.bytes),
         show(report.stream_bytes)
     ))
+}
+
+/// A path to what is read.
+fn read_from(args: &Args) -> &Path {
+    if args.file.as_os_str() == "-" { Path::new("/proc/self/fd/0") } else { &args.file }
 }

@@ -16,7 +16,7 @@ mod text;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pando_db::{InspectOptions, Inspection};
 
 use crate::{
@@ -61,6 +61,12 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let path = image::canonical(&args.image)?;
+    if let Some(file) = &args.svg
+        && file.as_os_str() != "-"
+        && image::is_same(&path, file)
+    {
+        bail!("{}: is the image itself", file.display());
+    }
     let (db, fs) = image::open_store(&path)?;
     let keys = Keys { fs };
     let options =

@@ -31,6 +31,9 @@ pub(crate) struct Difference {
     pub after: Value,
 }
 
+/// Says whether to go on: its error ends the difference.
+pub(crate) type GoOn<'a> = dyn Fn() -> Result<()> + 'a;
+
 /// What is left to be done in a part.
 pub(super) enum DiffWork {
     Nothing,
@@ -66,17 +69,17 @@ impl DiffWork {
         }))
     }
 
-    /// The next difference of the part.
+    /// The next difference of the part. Asks before each pair whether to `go_on`.
     pub fn next(
         &mut self,
         sides: &[Side; 2],
-        pager: &Pager,
-        merge: &dyn Merge,
+        (pager, merge): (&Pager, &dyn Merge),
+        go_on: &GoOn<'_>,
     ) -> Result<Option<Difference>> {
         match self {
             DiffWork::Nothing => Ok(None),
-            DiffWork::Some(named) => named.next(sides, pager, merge),
-            DiffWork::All(walks) => next_of(walks, pager, merge),
+            DiffWork::Some(named) => named.next(sides, (pager, merge), go_on),
+            DiffWork::All(walks) => next_of(walks, (pager, merge), go_on),
         }
     }
 }
@@ -129,8 +132,13 @@ impl SideWalk {
     }
 }
 
-fn next_of([a, b]: &mut [SideWalk; 2], pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
+fn next_of(
+    [a, b]: &mut [SideWalk; 2],
+    (pager, merge): (&Pager, &dyn Merge),
+    go_on: &GoOn<'_>,
+) -> Result<Option<Difference>> {
     loop {
+        go_on()?;
         let order = match (a.fill(pager, merge)?, b.fill(pager, merge)?) {
             (false, false) => return Ok(None),
             (true, false) => std::cmp::Ordering::Less,
@@ -167,8 +175,14 @@ pub(super) struct Named {
 type Messages = SmallVec<[Msg; 4]>;
 
 impl Named {
-    fn next(&mut self, sides: &[Side; 2], pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
+    fn next(
+        &mut self,
+        sides: &[Side; 2],
+        (pager, merge): (&Pager, &dyn Merge),
+        go_on: &GoOn<'_>,
+    ) -> Result<Option<Difference>> {
         while let Some((key, [a, b])) = self.take(pager)? {
+            go_on()?;
             let complete = self.alone && !self.names(&key);
             if complete && a == b {
                 continue;

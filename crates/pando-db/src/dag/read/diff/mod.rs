@@ -36,7 +36,7 @@ mod above;
 mod join;
 mod side;
 
-pub(crate) use join::Difference;
+pub(crate) use join::{Difference, GoOn};
 pub(crate) use side::Side;
 
 /// Of two leaves, entries that pages of both hold, to one that is in other pages: if they are more, only the
@@ -62,18 +62,20 @@ impl Differ {
         self.work = DiffWork::Nothing;
     }
 
-    /// The next difference. After an error there is none.
-    pub fn next(&mut self, pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
-        let found = self.find(pager, merge);
+    /// The next difference. After an error there is none. However much is equal, `go_on` is asked for each part and
+    /// each pair.
+    pub fn next(&mut self, pager: &Pager, merge: &dyn Merge, go_on: &GoOn<'_>) -> Result<Option<Difference>> {
+        let found = self.find(pager, merge, go_on);
         if found.is_err() {
             (self.rest, self.work) = (None, DiffWork::Nothing);
         }
         found
     }
 
-    fn find(&mut self, pager: &Pager, merge: &dyn Merge) -> Result<Option<Difference>> {
+    fn find(&mut self, pager: &Pager, merge: &dyn Merge, go_on: &GoOn<'_>) -> Result<Option<Difference>> {
         loop {
-            if let Some(found) = self.work.next(&self.sides, pager, merge)? {
+            go_on()?;
+            if let Some(found) = self.work.next(&self.sides, (pager, merge), go_on)? {
                 return Ok(Some(found));
             }
             let Some(rest) = self.rest.take() else { return Ok(None) };

@@ -191,7 +191,14 @@ fn carry_out(shared: &Arc<MountState>, info: PolicyInfo, synced: bool) -> Known 
             for name in &work.deleted {
                 log::info!("snapshot {} of {path} deleted by its policy", name.display());
             }
-            (work.next, synced && work.made.is_none())
+            let tried = match work.failed {
+                Some(e) => {
+                    log::warn!("the policy for snapshots of {path}: {e}");
+                    None
+                }
+                None => work.next,
+            };
+            (tried, synced && work.made.is_none())
         }
         Err(e) => {
             log::warn!("the policy for snapshots of {path}: {e}");

@@ -81,6 +81,7 @@ pub const FS: Floors = &[
             "attrs",
             "record",
             "blockmap",
+            "counter",
             "lineage",
             "volume",
             "directories",

@@ -448,3 +448,42 @@ fn on_a_full_store_old_snapshots_go_though_no_new_one_can_be_made() {
         check_keys(&w);
     }
 }
+
+/// One shortage, of which the space of one snapshot makes an end.
+#[test]
+fn directories_that_find_too_little_free_delete_one_snapshot_and_wait_for_its_space() {
+    let w = World::new();
+    let begin = 40_000 * DAY;
+    // With two and a half of these a half of the space is free: three take too much, and two do not.
+    let space = w.fs.statfs().unwrap();
+    let spare = (space.bfree - space.blocks / 2) * u64::from(space.frsize);
+    let mut content = vec![0; spare as usize / 10 * 4];
+    for (i, dir) in ["/a", "/b", "/c"].into_iter().enumerate() {
+        w.mkdir(dir);
+        set(&w, dir, Some(StoredPolicy { min_free_percent: 50, ..every(1000) })).unwrap();
+        fill(&mut content, i as u64);
+        w.put(&format!("{dir}/f"), &content);
+        w.on(dir, |a| {
+            let new = NewSnapshot { automatic: true, ..NewSnapshot::default() };
+            w.fs.snapshot(Authority::Caller(&w.me), a.ino, &new)
+        })
+        .unwrap();
+        w.put(&format!("{dir}/f"), b"small");
+    }
+    w.fs.sync().unwrap();
+    w.fs.db().settle().unwrap();
+    let short = || {
+        let space = w.fs.statfs().unwrap();
+        space.bfree * 2 < space.blocks
+    };
+    assert!(short(), "three snapshots leave too little");
+    let mut deleted = 0;
+    for round in 0..3 {
+        let works = carry_out(&w, begin + round, false);
+        deleted += works.iter().map(|work| work.deleted.len()).sum::<usize>();
+    }
+    w.fs.db().settle().unwrap();
+    assert!(!short(), "{deleted} were deleted");
+    assert_eq!(deleted, 1);
+    check_keys(&w);
+}

@@ -242,7 +242,13 @@ impl Fs {
         work: &mut PolicyWork,
         after: &mut dyn FnMut(&CloneReport),
     ) -> Result<()> {
-        let short = policy.is_short(&self.statfs()?);
+        let is_short = || Ok::<_, Error>(policy.is_short(&self.statfs()?));
+        let mut short = is_short()?;
+        // What was deleted so far, for this policy or another or by somebody else, may be enough when it is back.
+        if short && policy.gone(now, snapshots, true) != policy.gone(now, snapshots, false) {
+            self.db.settle_until(|| self.ledger.is_stopped() || !is_short().unwrap_or(true))?;
+            short = is_short()? && !self.ledger.is_stopped();
+        }
         let gone = policy.gone(now, snapshots, short);
         for info in snapshots.iter().filter(|s| gone.contains(&s.number)) {
             match self.delete_snapshot(by, source, info.number) {

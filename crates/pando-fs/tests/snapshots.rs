@@ -749,3 +749,28 @@ fn a_directory_that_was_rolled_back_says_that_its_snapshots_are_elsewhere() {
     w.mkdir("/e");
     assert_eq!(w.on("/e", |a| kept(a.ino)).unwrap(), 0, "one without snapshots has none");
 }
+
+/// The time of a snapshot may be from before its batch: a policy's is that at which its round began.
+#[test]
+fn a_fork_that_is_in_a_snapshot_stays_one_when_that_is_rolled_back_to() {
+    let w = World::new();
+    w.mkdir("/w");
+    w.mkdir("/w/a");
+    w.put("/w/a/f", b"1");
+    let policy = StoredPolicy { every_secs: 10, ..StoredPolicy::default() };
+    let dir = w.attr("/w").ino;
+    w.on("/w", |a| w.fs.set_policy(Authority::Caller(&w.me), a.ino, Some(&policy))).unwrap();
+    let (_, info) = w.fs.policies().unwrap().remove(0);
+    let before = Time { secs: 1_000_000_000, nanos: 0 };
+    let mut fork = |_| w.fork("/w/a", "/w/f");
+    let work = w.fs.carry_out_policy(&info, (before, false), &mut fork, &mut |_| {}).unwrap();
+    assert!(work.made.is_some());
+    let number = w.fs.snapshots(dir).unwrap()[0].number;
+    w.put("/w/f/g", b"2");
+    w.on("/w", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, number, true)).unwrap();
+    check_keys(&w);
+    w.put("/w/f/h", b"3");
+    w.merge("/w/f", "/w/a", MergeOptions::default()).unwrap();
+    assert_eq!(w.get("/w/a/h").unwrap(), b"3");
+    check_keys(&w);
+}

@@ -221,7 +221,13 @@ pub const FS: Floors = &[
         ],
     ),
     ("exclude", &["error", "types", "path", "record", "inode", "sums", "volume", "bill", "quota", "rename"]),
-    ("rights", &["error", "types", "path", "key_text", "acl", "record", "inode", "volume", "place", "entry"]),
+    (
+        "rights",
+        &[
+            "error", "types", "path", "key_text", "acl", "attrs", "record", "inode", "volume", "place",
+            "entry",
+        ],
+    ),
     ("mounted", &["error", "types", "path", "inode", "volume", "family", "name", "mount_points"]),
     (
         "clone",

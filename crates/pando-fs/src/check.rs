@@ -19,13 +19,16 @@ use crate::{
         blocks::{MetBlocks, check_changes, demands, lost_block},
         outside::unlike_attrs,
     },
-    directories::ScannedDir,
+    directories::{ScannedDir, descend},
     error::{Error, Result},
     family::{Family, decode_snapshot},
     forks::Fork,
     key_text::{describe_key, describe_path},
     limits::BLOCK_SIZE,
-    lineage::number::number,
+    lineage::{
+        number::number,
+        viewed::{ViewedLineage, ViewedLineages, ViewedNumber},
+    },
     path::{self, system},
     policies::StoredPolicy,
     record::{LinkName, Record, Stored},
@@ -154,9 +157,9 @@ impl LinkArea {
 impl Fs {
     /// Checks what must hold of the tree; `tell` gets one line for each problem.
     ///
-    /// Errors are those of reading; a problem is no error. Runs on one moment of the tree while others
-    /// change it, but new clones that it meets get their lineage numbers.
+    /// Errors are those of reading; a problem is no error. Runs on one moment of the tree while others change it.
     pub fn check(&self, mut tell: impl FnMut(&str)) -> Result<CheckReport> {
+        let mut lineages = self.lineages.viewed();
         let view = self.db.snapshot();
         let mut report = CheckReport::default();
         let mut problem = |report: &mut CheckReport, text: String| {
@@ -164,9 +167,11 @@ impl Fs {
             tell(&text);
         };
         let mut numbers = vec![ROOT];
+        // The same in clones without a lineage.
+        let mut unnumbered = Vec::new();
         // Files that must have blocks.
         let (demanded, mut with_blocks) = (demands(&view)?, 0);
-        let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
+        let mut way = ScannedWay::new(ScannedDir::root());
         let mut area: Option<LinkArea> = None;
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, value)) = pairs.next_ref()? {
@@ -185,7 +190,7 @@ impl Fs {
             if area.as_ref().is_some_and(|a| !of_links || a.contents != dir) {
                 area.take().into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
             }
-            if !own.is_empty() && !self.descend(&view, &mut way, dir)? {
+            if !own.is_empty() && !descend(&view, &mut lineages, &mut way, dir)? {
                 problem(&mut report, format!("{}: its directory does not exist", describe_key(key)));
                 continue;
             }
@@ -241,18 +246,29 @@ impl Fs {
                 }
                 continue;
             }
-            let lineage = way.last().map_or(0, |l| l.lineage);
-            numbers.push(self.lineages.identity(&self.db, lineage, &record)?.0);
+            let Some(around) = way.last() else { continue };
+            match lineages.number(&view, around.lineage, &record)? {
+                ViewedNumber::Ino(ino) => numbers.push(ino),
+                ViewedNumber::Unnumbered(clone, fileno) => unnumbered.push((clone, fileno)),
+            }
         }
         area.into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
         drop(pairs);
-        self.check_snapshots(&view, &mut report, &mut numbers, &mut problem)?;
+        self.check_snapshots((&view, &mut lineages), &mut report, &mut numbers, &mut problem)?;
         numbers.sort_unstable();
         for pair in numbers.windows(2) {
             if let [a, b] = pair
                 && a == b
             {
                 problem(&mut report, format!("inode number {a:#x}: of two entries"));
+            }
+        }
+        unnumbered.sort_unstable();
+        for pair in unnumbered.windows(2) {
+            if let [a, b] = pair
+                && a == b
+            {
+                problem(&mut report, format!("file number {:#x}: of two entries of a clone", a.1));
             }
         }
         if self.has_feature(ACCOUNTS) {
@@ -272,7 +288,7 @@ impl Fs {
     /// is in them: of the first of a family all, of each later one what differs from the one before.
     fn check_snapshots(
         &self,
-        view: &Snapshot,
+        (view, lineages): (&Snapshot, &mut ViewedLineages),
         report: &mut CheckReport,
         numbers: &mut Vec<u64>,
         problem: &mut impl FnMut(&mut CheckReport, String),
@@ -328,7 +344,7 @@ impl Fs {
         }
         self.check_forks(view, &mut known, report, problem)?;
         check_policies(view, report, problem)?;
-        self.check_snapshotted(view, report, problem)?;
+        check_snapshotted(view, lineages, report, problem)?;
         let mut at = path::volume(1);
         while let Some((key, _)) = view.range(&at, Some(&path::volume(u32::MAX))).next().transpose()? {
             let Some(volume) = path::snapshot_of(&key) else { break };
@@ -336,30 +352,6 @@ impl Fs {
                 problem(report, format!("snapshot {volume}: has no record"));
             }
             at = path::volume(volume.saturating_add(1));
-        }
-        Ok(())
-    }
-
-    /// Checks that what is said to have snapshots is a directory, with the number that is said.
-    fn check_snapshotted(
-        &self,
-        view: &Snapshot,
-        report: &mut CheckReport,
-        problem: &mut impl FnMut(&mut CheckReport, String),
-    ) -> Result<()> {
-        let mut pairs = view.prefix(&system::snapshotted(b""));
-        while let Some((key, value)) = pairs.next_ref()? {
-            let place = system::snapshotted_place(key).unwrap_or_default();
-            let entry = path::entry_of_contents(place).unwrap_or_default();
-            let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
-            let is_dir = self.descend(view, &mut way, place)?;
-            let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
-            let own = way.last().zip(record).filter(|_| is_dir);
-            let own = own.map(|(dir, record)| number(dir.lineage, record.fileno));
-            if own.is_none() || own != decode_source(value).ok() {
-                let text = format!("snapshots of {}: there is no such directory", describe_path(&entry));
-                problem(report, text);
-            }
         }
         Ok(())
     }
@@ -412,6 +404,33 @@ impl Fs {
         }
         Ok(())
     }
+}
+
+/// Checks that what is said to have snapshots is a directory, with the number that is said.
+fn check_snapshotted(
+    view: &Snapshot,
+    lineages: &mut ViewedLineages,
+    report: &mut CheckReport,
+    problem: &mut impl FnMut(&mut CheckReport, String),
+) -> Result<()> {
+    let mut pairs = view.prefix(&system::snapshotted(b""));
+    while let Some((key, value)) = pairs.next_ref()? {
+        let place = system::snapshotted_place(key).unwrap_or_default();
+        let entry = path::entry_of_contents(place).unwrap_or_default();
+        let mut way = ScannedWay::new(ScannedDir::root());
+        let is_dir = descend(view, lineages, &mut way, place)?;
+        let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
+        let own = way.last().zip(record).filter(|_| is_dir);
+        let own = own.and_then(|(dir, record)| match dir.lineage {
+            ViewedLineage::Lineage(lineage) => Some(number(lineage, record.fileno)),
+            ViewedLineage::Unnumbered(_) => None,
+        });
+        if own.is_none() || own != decode_source(value).ok() {
+            let text = format!("snapshots of {}: there is no such directory", describe_path(&entry));
+            problem(report, text);
+        }
+    }
+    Ok(())
 }
 
 /// Checks the blocks of all files and the maps of those with holes. `with_blocks` files must have some.

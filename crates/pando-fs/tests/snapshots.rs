@@ -4,7 +4,14 @@
 use crate::common::*;
 use pando_db::device::{Device, MemDevice, SimDevice};
 use pando_fs::*;
-use std::{collections::BTreeMap, ffi::OsStr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 fn by(w: &World) -> Authority<'_> {
     Authority::Caller(&w.me)
@@ -772,5 +779,48 @@ fn a_fork_that_is_in_a_snapshot_stays_one_when_that_is_rolled_back_to() {
     w.put("/w/f/h", b"3");
     w.merge("/w/f", "/w/a", MergeOptions::default()).unwrap();
     assert_eq!(w.get("/w/a/h").unwrap(), b"3");
+    check_keys(&w);
+}
+
+/// What is looked at is one moment; where a directory has gone since is none of its business.
+#[test]
+fn a_directory_that_moves_between_clones_is_never_taken_for_gone() {
+    let w = World::new();
+    w.mkdir("/a");
+    for i in 0..2000 {
+        w.create(&format!("/a/{i}")).unwrap();
+    }
+    w.mkdir("/t");
+    w.mkdir("/t/sub");
+    for clone in ["/x", "/y", "/x/c"] {
+        w.clone_tree("/t", clone, false).unwrap();
+        w.attr(clone);
+    }
+    for dir in ["/x/c", "/x/c/sub"] {
+        w.on(dir, |a| w.fs.snapshot(by(&w), a.ino, &NewSnapshot::default())).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    let mut moves = 0;
+    let (mut gone, mut told) = (0, Vec::new());
+    std::thread::scope(|scope| {
+        let _end = SetWhenDropped(&stop);
+        let mover = scope.spawn(|| {
+            let mut moves = 0;
+            while !stop.load(Ordering::Relaxed) {
+                w.rename("/x/c", "/y/c", 0).unwrap();
+                w.rename("/y/c", "/x/c", 0).unwrap();
+                moves += 1;
+            }
+            moves
+        });
+        for _ in 0..20 {
+            gone += w.fs.snapshots_of_gone().unwrap().len();
+            w.fs.check(|text| told.push(text.to_owned())).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        moves = mover.join().unwrap();
+    });
+    assert!(moves > 20, "{moves}");
+    assert_eq!((gone, told.first()), (0, None), "with {moves} moves");
     check_keys(&w);
 }

@@ -94,8 +94,9 @@ impl Fs {
             reserved.paid();
             inode.change(|s| {
                 s.apply(&change);
-                s.map = holes.map;
+                s.set_map(holes.map);
             });
+            self.keep_map(&inode);
         }
         Ok(())
     }
@@ -159,9 +160,10 @@ impl Fs {
         inode.change(|s| {
             s.apply(&change);
             if map.is_some() {
-                s.map = map;
+                s.set_map(map);
             }
         });
+        self.keep_map(inode);
         Ok(())
     }
 
@@ -171,7 +173,7 @@ impl Fs {
         let data = &at.data;
         let (dense, mut map) = match inode.peek(|s| s.record.dense) {
             // Taken out, and put back when all is done; read again if it is not.
-            Some(dense) => match inode.change(|s| s.map.take()) {
+            Some(dense) => match inode.change(|s| s.take_map()) {
                 Some(map) => (dense, map),
                 None => (dense, BlockMap::read(&self.db, data, dense)?),
             },
@@ -184,7 +186,7 @@ impl Fs {
                 self.db.write(batch)?;
                 inode.change(|s| {
                     s.apply(&change);
-                    s.map = None;
+                    s.set_map(None);
                 });
                 (dense, BlockMap::default())
             }
@@ -217,18 +219,22 @@ impl Fs {
         let Some(dense) = dense else {
             return Ok(if what == Seek::Data { offset } else { size });
         };
-        if inode.peek(|s| s.map.is_none()) {
-            let map = BlockMap::read(&self.db, &at.data, dense)?;
-            // Writers are locked out, and readers see the same bytes before and after.
-            inode.change(|s| s.map = Some(map));
-        }
         let (block, blocks) = (offset / BLOCK_SIZE, size.div_ceil(BLOCK_SIZE));
-        let next =
-            |from: u64, set| inode.peek(|s| s.map.as_ref().and_then(|map| map.next(from, blocks, set)));
-        let found = match what {
+        let find = |map: &BlockMap| match what {
             Seek::Data if block < dense => Some(block),
-            Seek::Data => next(block, true),
-            Seek::Hole => next(block.max(dense), false),
+            Seek::Data => map.next(block, blocks, true),
+            Seek::Hole => map.next(block.max(dense), blocks, false),
+        };
+        let found = match inode.peek(|s| s.map().map(find)) {
+            Some(found) => found,
+            None => {
+                let map = BlockMap::read(&self.db, &at.data, dense)?;
+                let found = find(&map);
+                // Writers are locked out, and readers see the same bytes before and after.
+                inode.change(|s| s.set_map(Some(map)));
+                self.keep_map(&inode);
+                found
+            }
         };
         match (found, what) {
             (Some(block), _) => Ok((block * BLOCK_SIZE).max(offset)),

@@ -22,6 +22,8 @@ const MAX_INLINE_VALUE: usize = 1 << 10;
 /// Most bytes of attributes in a record, an added one included; attributes of the system have more room, bytes.
 const INLINE_BYTES: usize = 2 << 10;
 const INLINE_SYSTEM_BYTES: usize = 4 << 10;
+/// Most bytes of attributes in any record: a capability always fits in, besides.
+const MOST_BYTES: usize = INLINE_SYSTEM_BYTES + EACH_BYTES + CAPABILITY.len() + MAX_CAPABILITY;
 /// Bytes of the counts that come first, and of what comes before each attribute.
 const HEAD_BYTES: usize = 8;
 const EACH_BYTES: usize = 3;
@@ -43,12 +45,19 @@ impl Attrs {
         if bytes.is_empty() {
             return Ok(Self::default());
         }
+        // What decodes can be encoded again, with a capability beside it.
+        if bytes.len() > MOST_BYTES {
+            return Err("more extended attributes than a record holds");
+        }
         let mut rest = bytes.get(HEAD_BYTES..).ok_or(CUT)?;
         while !rest.is_empty() {
             let (name, value) =
                 (rest.try_get_u8().map_err(|_| CUT)?, rest.try_get_u16_le().map_err(|_| CUT)?);
             if name == 0 {
                 return Err("extended attribute without a name");
+            }
+            if usize::from(value) > MAX_INLINE_VALUE {
+                return Err("extended attribute longer than one in a record");
             }
             let len = usize::from(name) + usize::from(value);
             rest = rest.get(len..).ok_or(CUT)?;
@@ -175,6 +184,9 @@ impl Bucket {
             let value = rest.try_get_u32_le().map_err(|_| CUT)? as usize;
             if name == 0 || name.saturating_add(value) > rest.len() {
                 return Err(CUT);
+            }
+            if value > MAX_VALUE {
+                return Err("extended attribute longer than any");
             }
             let name = rest.split_to(name);
             attrs.push((name, rest.split_to(value)));

@@ -23,6 +23,8 @@ use crate::{error::Result, limits::BLOCK_SIZE, path};
 pub(crate) const PIECE: u64 = 512;
 /// Units of `st_blocks` in a block.
 const UNITS: u64 = BLOCK_SIZE / 512;
+/// Bytes of memory of a piece, its part of the nodes of the tree included, which may be half empty.
+const PIECE_MEMORY_BYTES: usize = 2 * (8 + PIECE as usize / 8);
 /// Up to so many pieces are removed one by one.
 const FEW: usize = 8;
 
@@ -146,6 +148,11 @@ impl BlockMap {
         }
         map.above = map.count(dense, u64::MAX);
         Ok(map)
+    }
+
+    /// About how much memory it takes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        (size_of::<Self>() + self.pieces.len() * PIECE_MEMORY_BYTES) as u64
     }
 
     /// Set bits of blocks `from..to`.

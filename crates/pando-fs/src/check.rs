@@ -1,9 +1,12 @@
 //! The invariants of the file system, checked key by key; and keys put into words.
 //!
-//! One scan of each region in key order, a point query for each directory and each
-//! file with data, and 8 bytes of memory for each entry. Changes nothing. The engine's own invariants and
-//! checksums are for its own check; that names keys, which [`describe_key`]
-//! turns into paths. Uses keys, records and lineages.
+//! One scan of each region in key order, a point query for each directory and each file with data, and 8 bytes of
+//! memory for each entry. A second scan of the records if files have lost all their data. Changes nothing. The engine's
+//! own invariants and checksums are for its own check; that names keys, which [`describe_key`] turns into paths. Uses
+//! keys, records and lineages.
+
+mod blocks;
+mod outside;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,15 +14,21 @@ use bytes::Bytes;
 use pando_db::Snapshot;
 
 use crate::{
-    attrs::{self, Bucket},
     blockmap::{self, Bits, PIECE},
-    directories::ScannedDir,
-    error::Result,
+    check::{
+        blocks::{MetBlocks, check_changes, demands, lost_block},
+        outside::unlike_attrs,
+    },
+    directories::{ScannedDir, descend},
+    error::{Error, Result},
     family::{Family, decode_snapshot},
     forks::Fork,
     key_text::{describe_key, describe_path},
     limits::BLOCK_SIZE,
-    lineage::number::number,
+    lineage::{
+        number::number,
+        viewed::{ViewedLineage, ViewedLineages, ViewedNumber},
+    },
     path::{self, system},
     policies::StoredPolicy,
     record::{LinkName, Record, Stored},
@@ -59,12 +68,15 @@ struct FileScan {
     dense: Option<u64>,
     /// Whether the record says that extended attributes have keys of their own.
     attrs: bool,
+    /// The blocks that must exist.
+    met: MetBlocks,
     /// The blocks of a file with holes that were met behind its dense beginning, as pieces of a map.
     above: BTreeMap<u64, Bits>,
 }
 
 impl FileScan {
     fn note(&mut self, block: u64) {
+        self.met.note(block);
         if self.dense.is_some_and(|dense| block >= dense) {
             let bits = self.above.entry(block / PIECE).or_default();
             if let Some(word) = bits.get_mut((block % PIECE / 64) as usize) {
@@ -88,36 +100,15 @@ impl FileScan {
         said == met
     }
 
-    /// Blocks that the map does not say, in words.
-    fn unmapped(self) -> Option<String> {
-        let (piece, _) = self.above.first_key_value()?;
-        let block = piece.saturating_mul(PIECE);
-        Some(format!("{}: blocks that its map lacks", describe_key(&path::block(&self.prefix, block))))
+    /// What is wrong with all that was met, in words: blocks that must exist, and those that the map does not say.
+    fn problems(self) -> impl Iterator<Item = String> {
+        let lost = self.met.lost().map(|block| lost_block(&self.prefix, block));
+        let unmapped = self.above.first_key_value().map(|(piece, _)| {
+            let block = path::block(&self.prefix, piece.saturating_mul(PIECE));
+            format!("{}: blocks that its map lacks", describe_key(&block))
+        });
+        lost.into_iter().chain(unmapped)
     }
-}
-
-/// What is wrong with the extended attributes that have keys of their own, of the entry with this key.
-fn unlike_attrs(view: &Snapshot, meta: &[u8], record: &Record) -> Result<Option<&'static str>> {
-    let data = path::data_of(meta);
-    let (mut count, mut bytes) = (0u32, 0u32);
-    let mut pairs = view.range(&path::block(&data, path::ATTRS), Some(&path::block(&data, path::ATTRS_END)));
-    while let Some((key, value)) = pairs.next_ref()? {
-        let Ok(bucket) = Bucket::decode(&Bytes::copy_from_slice(value)) else {
-            return Ok(Some("impossible extended attributes"));
-        };
-        for (name, _) in &bucket.attrs {
-            if path::block_of(&data, key) != Some(attrs::key_number(name)) {
-                return Ok(Some("an extended attribute under a key that is not its own"));
-            }
-            if record.attrs.get(name).is_some() {
-                return Ok(Some("an extended attribute that is there twice"));
-            }
-            count += 1;
-            bytes += name.len() as u32 + 1;
-        }
-    }
-    Ok((record.attrs.outside() != (count, bytes))
-        .then_some("other extended attributes than its record counts"))
 }
 
 /// What is wrong with a name of a linked file, which has this path, in the lineage with this root.
@@ -166,9 +157,9 @@ impl LinkArea {
 impl Fs {
     /// Checks what must hold of the tree; `tell` gets one line for each problem.
     ///
-    /// Errors are those of reading; a problem is no error. Runs on one moment of the tree while others
-    /// change it, but new clones that it meets get their lineage numbers.
+    /// Errors are those of reading; a problem is no error. Runs on one moment of the tree while others change it.
     pub fn check(&self, mut tell: impl FnMut(&str)) -> Result<CheckReport> {
+        let mut lineages = self.lineages.viewed();
         let view = self.db.snapshot();
         let mut report = CheckReport::default();
         let mut problem = |report: &mut CheckReport, text: String| {
@@ -176,7 +167,11 @@ impl Fs {
             tell(&text);
         };
         let mut numbers = vec![ROOT];
-        let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
+        // The same in clones without a lineage.
+        let mut unnumbered = Vec::new();
+        // Files that must have blocks.
+        let (demanded, mut with_blocks) = (demands(&view)?, 0);
+        let mut way = ScannedWay::new(ScannedDir::root());
         let mut area: Option<LinkArea> = None;
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, value)) = pairs.next_ref()? {
@@ -195,7 +190,7 @@ impl Fs {
             if area.as_ref().is_some_and(|a| !of_links || a.contents != dir) {
                 area.take().into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
             }
-            if !own.is_empty() && !self.descend(&view, &mut way, dir)? {
+            if !own.is_empty() && !descend(&view, &mut lineages, &mut way, dir)? {
                 problem(&mut report, format!("{}: its directory does not exist", describe_key(key)));
                 continue;
             }
@@ -239,6 +234,7 @@ impl Fs {
                 FileKind::Directory => report.directories += 1,
                 _ => report.files += 1,
             }
+            with_blocks += u64::from(demanded(&record) > 0);
             if record.has_outside()
                 && let Some(text) = unlike_attrs(&view, key, &record)?
             {
@@ -250,12 +246,15 @@ impl Fs {
                 }
                 continue;
             }
-            let lineage = way.last().map_or(0, |l| l.lineage);
-            numbers.push(self.lineages.identity(&self.db, lineage, &record)?.0);
+            let Some(around) = way.last() else { continue };
+            match lineages.number(&view, around.lineage, &record)? {
+                ViewedNumber::Ino(ino) => numbers.push(ino),
+                ViewedNumber::Unnumbered(clone, fileno) => unnumbered.push((clone, fileno)),
+            }
         }
         area.into_iter().flat_map(LinkArea::problems).for_each(|p| problem(&mut report, p));
         drop(pairs);
-        self.check_snapshots(&view, &mut report, &mut numbers, &mut problem)?;
+        self.check_snapshots((&view, &mut lineages), &mut report, &mut numbers, &mut problem)?;
         numbers.sort_unstable();
         for pair in numbers.windows(2) {
             if let [a, b] = pair
@@ -264,10 +263,24 @@ impl Fs {
                 problem(&mut report, format!("inode number {a:#x}: of two entries"));
             }
         }
-        if self.has_feature(ACCOUNTS) {
-            wrong_accounts(&view, |text| problem(&mut report, text))?;
+        unnumbered.sort_unstable();
+        for pair in unnumbered.windows(2) {
+            if let [a, b] = pair
+                && a == b
+            {
+                problem(&mut report, format!("file number {:#x}: of two entries of a clone", a.1));
+            }
         }
-        self.check_data(&view, &mut report, &mut problem)?;
+        if self.has_feature(ACCOUNTS) {
+            // Where a record cannot be decoded, which was told, there is no sum.
+            match wrong_accounts(&view, |text| problem(&mut report, text)) {
+                Err(e @ Error::Damaged { .. }) => {
+                    problem(&mut report, format!("accounts are not checked: {e}"))
+                }
+                done => done?,
+            }
+        }
+        check_data(&view, with_blocks, &mut report, &mut problem)?;
         Ok(report)
     }
 
@@ -275,7 +288,7 @@ impl Fs {
     /// is in them: of the first of a family all, of each later one what differs from the one before.
     fn check_snapshots(
         &self,
-        view: &Snapshot,
+        (view, lineages): (&Snapshot, &mut ViewedLineages),
         report: &mut CheckReport,
         numbers: &mut Vec<u64>,
         problem: &mut impl FnMut(&mut CheckReport, String),
@@ -331,7 +344,7 @@ impl Fs {
         }
         self.check_forks(view, &mut known, report, problem)?;
         check_policies(view, report, problem)?;
-        self.check_snapshotted(view, report, problem)?;
+        check_snapshotted(view, lineages, report, problem)?;
         let mut at = path::volume(1);
         while let Some((key, _)) = view.range(&at, Some(&path::volume(u32::MAX))).next().transpose()? {
             let Some(volume) = path::snapshot_of(&key) else { break };
@@ -339,30 +352,6 @@ impl Fs {
                 problem(report, format!("snapshot {volume}: has no record"));
             }
             at = path::volume(volume.saturating_add(1));
-        }
-        Ok(())
-    }
-
-    /// Checks that what is said to have snapshots is a directory, with the number that is said.
-    fn check_snapshotted(
-        &self,
-        view: &Snapshot,
-        report: &mut CheckReport,
-        problem: &mut impl FnMut(&mut CheckReport, String),
-    ) -> Result<()> {
-        let mut pairs = view.prefix(&system::snapshotted(b""));
-        while let Some((key, value)) = pairs.next_ref()? {
-            let place = system::snapshotted_place(key).unwrap_or_default();
-            let entry = path::entry_of_contents(place).unwrap_or_default();
-            let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
-            let is_dir = self.descend(view, &mut way, place)?;
-            let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
-            let own = way.last().zip(record).filter(|_| is_dir);
-            let own = own.map(|(dir, record)| number(dir.lineage, record.fileno));
-            if own.is_none() || own != decode_source(value).ok() {
-                let text = format!("snapshots of {}: there is no such directory", describe_path(&entry));
-                problem(report, text);
-            }
         }
         Ok(())
     }
@@ -415,147 +404,112 @@ impl Fs {
         }
         Ok(())
     }
-
-    fn check_data(
-        &self,
-        view: &Snapshot,
-        report: &mut CheckReport,
-        problem: &mut impl FnMut(&mut CheckReport, String),
-    ) -> Result<()> {
-        let mut file: Option<FileScan> = None;
-        let mut pairs = view.prefix(&path::data(b""));
-        while let Some((key, value)) = pairs.next_ref()? {
-            // The directory of the file before is known to be one, and so is all that its keys begin with.
-            let before = file.as_ref().and_then(|seen| seen.prefix.get(..path::HEAD_BYTES + seen.dir));
-            let known =
-                before.filter(|dir| key.starts_with(dir)).map_or(0, |dir| dir.len() - path::HEAD_BYTES);
-            let block = match path::parse_below(key, known) {
-                Some(path::Parsed::Data(_, block) | path::Parsed::LinkedData(_, _, block)) => block,
-                _ => {
-                    problem(report, format!("{}: not a key of data", key.escape_ascii()));
-                    continue;
-                }
-            };
-            let prefix = key.get(..key.len().saturating_sub(8)).unwrap_or_default();
-            if file.as_ref().is_none_or(|seen| seen.prefix != prefix) {
-                if let Some(text) = file.take().and_then(FileScan::unmapped) {
-                    problem(report, text);
-                }
-                let record = view.get(&path::meta(prefix.get(5..).unwrap_or_default()))?;
-                let (size, dense, attrs) = match record.and_then(|value| Record::decode(&value).ok()) {
-                    Some(r) if r.kind == FileKind::Regular => (r.size, r.dense, r.has_outside()),
-                    Some(r) if r.has_outside() => (0, None, true),
-                    _ => {
-                        problem(report, format!("{}: belongs to no file", describe_key(key)));
-                        (u64::MAX, None, true) // told once for the file
-                    }
-                };
-                let own = prefix.get(path::HEAD_BYTES..).unwrap_or_default();
-                let dir = path::root_below(own, known).map_or(0, <[u8]>::len);
-                let prefix = prefix.to_vec();
-                file = Some(FileScan { prefix, dir, size, dense, attrs, above: BTreeMap::new() });
-            }
-            let Some(seen) = &mut file else { continue };
-            if block >= path::ATTRS {
-                // Those of a record that knows of some were compared with it.
-                if !seen.attrs {
-                    problem(report, format!("{}: of which the record says nothing", describe_key(key)));
-                }
-                continue;
-            }
-            if block >= path::MAP {
-                if !seen.agrees(block & !path::MAP, value) {
-                    problem(report, format!("{}: says other blocks than there are", describe_key(key)));
-                }
-                continue;
-            }
-            seen.note(block);
-            report.blocks += 1;
-            report.bytes += value.len() as u64;
-            let size = seen.size;
-            let end = block.saturating_mul(BLOCK_SIZE).saturating_add(value.len() as u64);
-            if value.len() as u64 > BLOCK_SIZE || end > size {
-                problem(report, format!("{}: bytes behind the end of the file", describe_key(key)));
-            }
-        }
-        if let Some(text) = file.and_then(FileScan::unmapped) {
-            problem(report, text);
-        }
-        Ok(())
-    }
 }
 
-/// Checks what is in snapshot `number` and not the same in snapshot `last`: records, the directories they are in, and
-/// blocks.
-fn check_changes(view: &Snapshot, last: u32, number: u32, tell: &mut impl FnMut(String)) -> Result<()> {
-    let own = path::volume(number);
-    for change in view.diff(&path::volume(last), view, &own)? {
-        let change = change?;
-        let key: Bytes = [&own[..], &change.key].concat().into();
-        let what = || describe_key(&key);
-        let record_of = |key: &Bytes| -> Result<Option<Record>> {
-            Ok(view.get(key)?.and_then(|value| Record::decode(&value).ok()))
+/// Checks that what is said to have snapshots is a directory, with the number that is said.
+fn check_snapshotted(
+    view: &Snapshot,
+    lineages: &mut ViewedLineages,
+    report: &mut CheckReport,
+    problem: &mut impl FnMut(&mut CheckReport, String),
+) -> Result<()> {
+    let mut pairs = view.prefix(&system::snapshotted(b""));
+    while let Some((key, value)) = pairs.next_ref()? {
+        let place = system::snapshotted_place(key).unwrap_or_default();
+        let entry = path::entry_of_contents(place).unwrap_or_default();
+        let mut way = ScannedWay::new(ScannedDir::root());
+        let is_dir = descend(view, lineages, &mut way, place)?;
+        let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
+        let own = way.last().zip(record).filter(|_| is_dir);
+        let own = own.and_then(|(dir, record)| match dir.lineage {
+            ViewedLineage::Lineage(lineage) => Some(number(lineage, record.fileno)),
+            ViewedLineage::Unnumbered(_) => None,
+        });
+        if own.is_none() || own != decode_source(value).ok() {
+            let text = format!("snapshots of {}: there is no such directory", describe_path(&entry));
+            problem(report, text);
+        }
+    }
+    Ok(())
+}
+
+/// Checks the blocks of all files and the maps of those with holes. `with_blocks` files must have some.
+fn check_data(
+    view: &Snapshot,
+    with_blocks: u64,
+    report: &mut CheckReport,
+    problem: &mut impl FnMut(&mut CheckReport, String),
+) -> Result<()> {
+    let demanded = demands(view)?;
+    let mut met = 0;
+    let mut file: Option<FileScan> = None;
+    let mut pairs = view.prefix(&path::data(b""));
+    while let Some((key, value)) = pairs.next_ref()? {
+        // The directory of the file before is known to be one, and so is all that its keys begin with.
+        let before = file.as_ref().and_then(|seen| seen.prefix.get(..path::HEAD_BYTES + seen.dir));
+        let known = before.filter(|dir| key.starts_with(dir)).map_or(0, |dir| dir.len() - path::HEAD_BYTES);
+        let block = match path::parse_below(key, known) {
+            Some(path::Parsed::Data(_, block) | path::Parsed::LinkedData(_, _, block)) => block,
+            _ => {
+                problem(report, format!("{}: not a key of data", key.escape_ascii()));
+                continue;
+            }
         };
-        let Some(path) = path::path_of(&key) else {
-            tell(format!("{}: not a key of a snapshot", key.escape_ascii()));
+        let prefix = key.get(..key.len().saturating_sub(8)).unwrap_or_default();
+        if file.as_ref().is_none_or(|seen| seen.prefix != prefix) {
+            file.take().into_iter().flat_map(FileScan::problems).for_each(|text| problem(report, text));
+            let record = view.get(&path::meta(prefix.get(5..).unwrap_or_default()))?;
+            let record = record.and_then(|value| Record::decode(&value).ok());
+            let blocks = record.as_ref().map_or(0, &demanded);
+            met += u64::from(blocks > 0);
+            let (size, dense, attrs) = match record {
+                Some(r) if r.kind == FileKind::Regular => (r.size, r.dense, r.has_outside()),
+                Some(r) if r.has_outside() => (0, None, true),
+                _ => {
+                    problem(report, format!("{}: belongs to no file", describe_key(key)));
+                    (u64::MAX, None, true) // told once for the file
+                }
+            };
+            let own = prefix.get(path::HEAD_BYTES..).unwrap_or_default();
+            let dir = path::root_below(own, known).map_or(0, <[u8]>::len);
+            let prefix = prefix.to_vec();
+            let (met, above) = (MetBlocks::new(0..blocks), BTreeMap::new());
+            file = Some(FileScan { prefix, dir, size, dense, attrs, met, above });
+        }
+        let Some(seen) = &mut file else { continue };
+        if block >= path::ATTRS {
+            // Those of a record that knows of some were compared with it.
+            if !seen.attrs {
+                problem(report, format!("{}: of which the record says nothing", describe_key(key)));
+            }
             continue;
-        };
-        match (path::parse(&key), change.after) {
-            (Some(parsed @ (path::Parsed::Meta(_) | path::Parsed::Linked(..))), Some(value)) => {
-                let record = match Stored::decode(&value) {
-                    Ok(Stored::Record(record)) => record,
-                    // That there is a file of this number is for the census of what is cloned from here to find.
-                    Ok(Stored::Name(_)) => continue,
-                    Ok(_) => {
-                        tell(format!("{}: no record of an entry", what()));
-                        continue;
-                    }
-                    Err(detail) => {
-                        tell(format!("{}: {detail}", what()));
-                        continue;
-                    }
-                };
-                if matches!(parsed, path::Parsed::Meta(names) if !names.is_empty()) {
-                    let parent = path::entry_of_contents(path::directory_of(&path));
-                    let parent = parent.map(|entry| record_of(&path::meta(&entry))).transpose()?.flatten();
-                    if parent.is_none_or(|parent| parent.kind != FileKind::Directory) {
-                        tell(format!("{}: its directory does not exist", what()));
-                    }
-                }
-                let data = path::data_of(&key);
-                if record.kind == FileKind::Regular {
-                    let end = path::block(&data, record.size.div_ceil(BLOCK_SIZE));
-                    if view.range(&end, Some(&path::block(&data, path::MAP))).next().transpose()?.is_some() {
-                        tell(format!("{}: bytes behind the end of the file", what()));
-                    }
-                }
-                if let Some(text) = unlike_attrs(view, &key, &record)? {
-                    tell(format!("{}: {text}", what()));
-                }
+        }
+        if block >= path::MAP {
+            if !seen.agrees(block & !path::MAP, value) {
+                problem(report, format!("{}: says other blocks than there are", describe_key(key)));
             }
-            // What was in a directory that is gone must be gone too.
-            (Some(path::Parsed::Meta(_)), None) => {
-                if let Some(contents) = path::contents_of(b"", &path)
-                    && view.prefix(&path::meta(&contents)).next().transpose()?.is_some()
-                {
-                    tell(format!("{}: is gone, and what was in it is not", what()));
-                }
-            }
-            (Some(path::Parsed::Data(_, block) | path::Parsed::LinkedData(_, _, block)), Some(value))
-                if block < path::MAP =>
-            {
-                let data = key.get(..key.len().saturating_sub(8)).unwrap_or_default();
-                let size = record_of(&path::meta_of(data))?.filter(|r| r.kind == FileKind::Regular);
-                let end = block.saturating_mul(BLOCK_SIZE).saturating_add(value.len() as u64);
-                if size.is_none_or(|r| end > r.size) {
-                    tell(format!("{}: bytes that belong to no file", what()));
-                }
-            }
-            // Other pieces of data, the index of names, and marks.
-            (Some(path::Parsed::System(_)) | None, _) => {
-                tell(format!("{}: not a key of a snapshot", key.escape_ascii()));
-            }
-            (Some(_), _) => {}
+            continue;
+        }
+        seen.note(block);
+        report.blocks += 1;
+        report.bytes += value.len() as u64;
+        let size = seen.size;
+        let end = block.saturating_mul(BLOCK_SIZE).saturating_add(value.len() as u64);
+        if value.len() as u64 > BLOCK_SIZE || end > size {
+            problem(report, format!("{}: bytes behind the end of the file", describe_key(key)));
+        }
+    }
+    file.into_iter().flat_map(FileScan::problems).for_each(|text| problem(report, text));
+    if met == with_blocks {
+        return Ok(());
+    }
+    // Some have no data at all.
+    let mut pairs = view.prefix(&path::meta(b""));
+    while let Some((key, value)) = pairs.next_ref()? {
+        let Ok(Stored::Record(record)) = Stored::decode(value) else { continue };
+        let data = path::data_of(key);
+        if demanded(&record) > 0 && view.prefix(&data).next().transpose()?.is_none() {
+            problem(report, lost_block(&data, 0));
         }
     }
     Ok(())

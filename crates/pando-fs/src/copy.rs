@@ -186,7 +186,7 @@ impl Fs {
             reserved.paid();
             target.change(|s| {
                 change.apply(&mut s.record);
-                s.map = None; // with the data, and read when it is asked for
+                s.set_map(None); // with the data, and read when it is asked for
             });
             Ok(Some(size))
         })
@@ -270,8 +270,9 @@ impl Fs {
             reserved.paid();
             target.change(|s| {
                 change.apply(&mut s.record);
-                s.map = noted;
+                s.set_map(noted);
             });
+            self.keep_map(target);
             Ok(Some(end - offset))
         })
     }

@@ -15,14 +15,14 @@ use crate::{
     blockmap::BlockMap,
     error::{Error, Result},
     handle::OpenFile,
+    holes::Holes,
     inode::InodeRef,
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
     merge::{self, Change, Size},
     path,
     place::At,
     record::Record,
-    sums::{file_bytes, units_bytes},
-    types::{AtimePolicy, Attr, Caller, FileHandle, FileKind, Ino, Time},
+    types::{AtimePolicy, Caller, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
 
@@ -61,63 +61,6 @@ pub(crate) fn without_set_id_by(c: &Caller, perm: u16, gid: u32) -> Option<u16> 
         new &= !S_ISGID;
     }
     (new != perm).then_some(new)
-}
-
-/// What a change of size does to what is known of holes.
-#[derive(Default)]
-pub(crate) struct Holes {
-    /// What the record says then, if that changes.
-    pub dense: Option<Option<u64>>,
-    pub map: Option<BlockMap>,
-}
-
-impl Holes {
-    /// What the file takes then, bytes, if it has this size.
-    pub(crate) fn file_bytes(&self, inode: &InodeRef, size: u64) -> i64 {
-        file_bytes(size, self.dense.unwrap_or(inode.peek(|s| s.record.dense)), self.map.as_ref())
-    }
-}
-
-/// What a write does to what is known of holes.
-enum MapChange {
-    Nothing,
-    /// The dense beginning grows from one block to another.
-    Grown(u64, u64),
-    /// A new map, and a new dense beginning if the file had no map.
-    Map(Option<u64>, BlockMap),
-}
-
-impl MapChange {
-    fn dense(&self) -> Option<Option<u64>> {
-        match self {
-            MapChange::Grown(_, to) => Some(Some(*to)),
-            MapChange::Map(Some(dense), _) => Some(Some(*dense)),
-            _ => None,
-        }
-    }
-
-    /// What a file with this dense beginning and map before takes then, bytes, if it has this size.
-    fn file_bytes(&self, (dense, map): (Option<u64>, Option<&BlockMap>), size: u64) -> i64 {
-        match (self, dense, map) {
-            (MapChange::Map(new, map), dense, _) => file_bytes(size, new.or(dense), Some(map)),
-            (MapChange::Grown(from, to), _, Some(map)) => units_bytes(map.units_grown(*from, *to, size)),
-            (MapChange::Grown(_, to), _, None) => file_bytes(size, Some(*to), None),
-            (MapChange::Nothing, dense, map) => file_bytes(size, dense, map),
-        }
-    }
-
-    /// The same in memory.
-    fn apply(self, s: &mut crate::inode::InodeState) {
-        match self {
-            MapChange::Nothing => {}
-            MapChange::Grown(from, to) => {
-                if let Some(map) = &mut s.map {
-                    map.grown(from, to);
-                }
-            }
-            MapChange::Map(_, map) => s.map = Some(map),
-        }
-    }
 }
 
 impl Fs {
@@ -191,81 +134,8 @@ impl Fs {
         Ok(match dense {
             None if has > had => Holes { dense: Some(Some(had)), map: Some(BlockMap::default()) },
             None => Holes::default(),
-            Some(_) => Holes { dense: None, map: inode.peek(|s| s.map.clone()) },
+            Some(_) => Holes { dense: None, map: inode.peek(|s| s.map().cloned()) },
         })
-    }
-
-    /// The map of a file, which is read if it is not in memory. The caller holds `tree` of the file.
-    pub(crate) fn map(&self, inode: &InodeRef, data: &Bytes, dense: u64) -> Result<BlockMap> {
-        match inode.peek(|s| s.map.clone()) {
-            Some(map) => Ok(map),
-            None => BlockMap::read(&self.db, data, dense),
-        }
-    }
-
-    /// Adds to a batch that writes blocks `first..=last` of a file of this size what is noted of them. The caller
-    /// holds `tree` of the file exclusively and applies the answer in memory when the batch is written.
-    fn note_blocks(
-        &self,
-        batch: &mut Batch,
-        inode: &InodeRef,
-        data: &Bytes,
-        size: u64,
-        (first, last): (u64, u64),
-    ) -> Result<MapChange> {
-        let had = size.div_ceil(BLOCK_SIZE);
-        let dense = inode.peek(|s| s.record.dense);
-        Ok(match dense {
-            None if first <= had => MapChange::Nothing,
-            None => {
-                let mut map = BlockMap::default();
-                map.set(batch, data, first, last);
-                MapChange::Map(Some(had), map)
-            }
-            Some(dense) if last < dense => MapChange::Nothing,
-            Some(dense) if first <= dense => MapChange::Grown(dense, last + 1),
-            Some(dense) => {
-                // Taken out of the inode and put back when the batch is written; read again if it is not.
-                let mut map = match inode.change(|s| s.map.take()) {
-                    Some(map) => map,
-                    None => BlockMap::read(&self.db, data, dense)?,
-                };
-                map.set(batch, data, first, last);
-                MapChange::Map(None, map)
-            }
-        })
-    }
-
-    /// What `stat` tells of an inode; the map of a file with holes is read for it. The caller holds nothing. If the
-    /// map cannot be read, the blocks are those before the first hole.
-    pub(crate) fn attr(&self, inode: &InodeRef) -> Attr {
-        if inode.peek(|s| s.uncounted())
-            && let Ok(at) = self.hold(inode, false)
-            && let Some(dense) = inode.peek(|s| s.record.dense)
-            && let Ok(map) = BlockMap::read(&self.db, &at.data, dense)
-        {
-            // Writers are locked out, and readers see the same bytes before and after.
-            inode.change(|s| s.map = Some(map));
-        }
-        inode.attr()
-    }
-
-    /// Whether a block is known not to exist: it lies behind the end, or in a hole. For a write of a part of a block,
-    /// in a file whose `tree` is held exclusively; the map of one with holes is read if it is not in memory.
-    pub(crate) fn is_absent(&self, inode: &InodeRef, data: &Bytes, size: u64, block: u64) -> Result<bool> {
-        match inode.peek(|s| s.record.dense) {
-            _ if block >= size.div_ceil(BLOCK_SIZE) => Ok(true),
-            Some(dense) if block >= dense => {
-                if let Some(exists) = inode.peek(|s| s.map.as_ref().map(|map| map.exists(block))) {
-                    return Ok(!exists);
-                }
-                let map = BlockMap::read(&self.db, data, dense)?;
-                let exists = map.exists(block);
-                inode.change(|s| s.map = Some(map));
-                Ok(!exists)
-            }
-            _ => Ok(false),
-        }
     }
 
     /// Adds a write of `bytes` at `offset` to a file of size `size`, in which their blocks may be known to be `absent`.
@@ -420,19 +290,6 @@ impl Fs {
         Ok((above, bytes))
     }
 
-    /// What a file takes, bytes; nothing but regular files takes any. The caller holds `tree` of it; the map of one
-    /// with holes is read if it is not in memory.
-    pub(crate) fn bytes_of(&self, inode: &InodeRef, data: &Bytes) -> Result<i64> {
-        if inode.kind != FileKind::Regular {
-            return Ok(0);
-        }
-        if let Some(dense) = inode.peek(|s| s.record.dense.filter(|_| s.map.is_none())) {
-            let map = BlockMap::read(&self.db, data, dense)?;
-            inode.change(|s| s.map = Some(map));
-        }
-        Ok(inode.peek(|s| file_bytes(s.record.size, s.record.dense, s.map.as_ref())))
-    }
-
     /// Writes to a file whose `tree` is held exclusively. Set-id bits go unless root writes, and capabilities; the
     /// times are `now`. Without `now` they are as they were, and a capability stays: of what the kernel writes out late
     /// it has taken that away when it was written, and the file may have got another one since.
@@ -478,7 +335,7 @@ impl Fs {
                     return Ok((absent, noted, Reserved::default()));
                 }
                 let was = inode.peek(|s| s.record.dense);
-                let after = inode.peek(|s| noted.file_bytes((was, s.map.as_ref()), size.max(end)));
+                let after = inode.peek(|s| noted.file_bytes((was, s.map()), size.max(end)));
                 Ok((absent, noted, self.reserve_file(&mut batch, above, after - before)?))
             });
             let (absent, noted, reserved) = match known {
@@ -510,6 +367,7 @@ impl Fs {
                         noted.apply(s);
                         s.written_to = end;
                     });
+                    self.keep_map(inode);
                 }
                 Err(_) if done > 0 => break,
                 Err(e) => return Err(e.into()),

@@ -251,7 +251,7 @@ impl Fs {
                         },
                     };
                     let attr = inode.count_lookup();
-                    if inode.kind == FileKind::Regular && inode.peek(|s| s.uncounted()) {
+                    if inode.kind == FileKind::Regular && inode.peek(|s| s.is_uncounted()) {
                         sparse.push((out.len(), Ok(inode)));
                     }
                     attr

@@ -6,6 +6,7 @@ use pando_db::Snapshot;
 
 use crate::{
     error::{Error, Result},
+    lineage::viewed::{ViewedLineage, ViewedLineages, ViewedNumber},
     path,
     record::{Record, Stored},
     scanned::ScannedWay,
@@ -15,21 +16,29 @@ use crate::{
 
 /// A directory on the way of the scan.
 pub(crate) struct ScannedDir {
-    pub lineage: u32,
+    pub lineage: ViewedLineage,
     /// It is the root of its lineage.
     pub root: bool,
 }
 
+impl ScannedDir {
+    /// The root of a tree.
+    pub(crate) fn root() -> Self {
+        Self { lineage: ViewedLineage::Lineage(0), root: true }
+    }
+}
+
 impl Fs {
-    /// Calls `each` with the inode numbers of all directories, as of one moment, in the order of their paths; `go_on`
-    /// before each record.
+    /// Calls `each` with the inode numbers of all directories that ever got one, as of one moment, in the order of
+    /// their paths; `go_on` before each record.
     pub(crate) fn directories(
         &self,
         go_on: impl Fn() -> Result<()>,
         mut each: impl FnMut(Ino),
     ) -> Result<()> {
+        let mut lineages = self.lineages.viewed();
         let view = self.db.snapshot();
-        let mut way = ScannedWay::new(ScannedDir { lineage: 0, root: true });
+        let mut way = ScannedWay::new(ScannedDir::root());
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, value)) = pairs.next_ref()? {
             go_on()?;
@@ -43,32 +52,34 @@ impl Fs {
                 continue;
             }
             // One whose directory does not exist is nowhere: `check` tells of it.
-            if self.descend(&view, &mut way, path::directory_of(own))? {
-                let lineage = way.last().map_or(0, |dir| dir.lineage);
-                each(self.lineages.identity(&self.db, lineage, &record)?.0);
+            if descend(&view, &mut lineages, &mut way, path::directory_of(own))?
+                && let Some(dir) = way.last()
+                && let ViewedNumber::Ino(ino) = lineages.number(&view, dir.lineage, &record)?
+            {
+                each(ino);
             }
         }
         Ok(())
     }
+}
 
-    /// Makes the way, which has been left as far as need be, end with the directory of this contents prefix; false if
-    /// it is none.
-    pub(crate) fn descend(
-        &self,
-        view: &Snapshot,
-        way: &mut ScannedWay<ScannedDir>,
-        dir: &[u8],
-    ) -> Result<bool> {
-        while way.contents().len() < dir.len() {
-            let Some((entry, contents)) = path::next_level(dir, way.contents().len()) else {
-                return Ok(false);
-            };
-            let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
-            let Some(record) = record.filter(|r| r.kind == FileKind::Directory) else { return Ok(false) };
-            let above = way.last().map_or(0, |l| l.lineage);
-            let lineage = self.lineages.identity(&self.db, above, &record)?.1;
-            way.enter(contents, ScannedDir { lineage, root: record.clone_id != 0 });
-        }
-        Ok(way.contents() == dir)
+/// Makes the way, which has been left as far as need be, end with the directory of this contents prefix; false if it is
+/// none.
+pub(crate) fn descend(
+    view: &Snapshot,
+    lineages: &mut ViewedLineages,
+    way: &mut ScannedWay<ScannedDir>,
+    dir: &[u8],
+) -> Result<bool> {
+    while way.contents().len() < dir.len() {
+        let Some((entry, contents)) = path::next_level(dir, way.contents().len()) else {
+            return Ok(false);
+        };
+        let record = view.get(&path::meta(&entry))?.and_then(|value| Record::decode(&value).ok());
+        let Some(record) = record.filter(|r| r.kind == FileKind::Directory) else { return Ok(false) };
+        let Some(above) = way.last() else { return Ok(false) };
+        let lineage = lineages.inside(view, above.lineage, &record)?;
+        way.enter(contents, ScannedDir { lineage, root: record.clone_id != 0 });
     }
+    Ok(way.contents() == dir)
 }

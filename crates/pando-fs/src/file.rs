@@ -143,9 +143,10 @@ impl Fs {
         inode.change(|st| {
             st.apply(&change);
             if let Some(holes) = holes {
-                st.map = holes.map;
+                st.set_map(holes.map);
             }
         });
+        self.keep_map(inode);
         Ok(())
     }
 

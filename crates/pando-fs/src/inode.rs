@@ -25,6 +25,7 @@ use crate::{
     blockmap::BlockMap,
     children::Children,
     error::{Error, Result},
+    known_holes::KnownHoles,
     merge::Change,
     record::Record,
     types::{Attr, FileKind, Ino},
@@ -75,8 +76,8 @@ pub(crate) struct InodeState {
     pub atime_unsaved: bool,
     /// A file without a name may get one: it was made so.
     pub linkable: bool,
-    /// The map of a file with holes, once it was read. Changed only while `tree` is held exclusively.
-    pub map: Option<BlockMap>,
+    /// What is known of the holes of the file. Changed only while `tree` is held exclusively, or read anew.
+    pub known: KnownHoles,
     /// Where the last write ended, byte.
     pub written_to: u64,
 }
@@ -93,11 +94,6 @@ impl InodeState {
     pub(crate) fn apply(&mut self, change: &Change) {
         change.apply(&mut self.record);
         self.atime_unsaved &= change.atime.is_none();
-    }
-
-    /// Whether the map has to be read to say how many blocks there are.
-    pub(crate) fn uncounted(&self) -> bool {
-        self.record.dense.is_some() && self.map.is_none()
     }
 }
 
@@ -168,9 +164,8 @@ impl Inode {
     pub(crate) fn attr(&self) -> Attr {
         self.peek(|s| {
             let mut attr = attr_of(self.ino, &s.record);
-            if let (Some(dense), Some(map)) = (s.record.dense, &s.map) {
-                attr.blocks = map.units(dense, s.record.size);
-            }
+            let units = s.record.dense.and_then(|dense| s.known.units(dense, s.record.size));
+            attr.blocks = units.unwrap_or(attr.blocks);
             if matches!(s.link, Link::Orphan | Link::Gone) {
                 attr.nlink = 0;
             }
@@ -550,7 +545,7 @@ impl Table {
                 opens: 0,
                 atime_unsaved: false,
                 linkable: false,
-                map: None,
+                known: KnownHoles::default(),
                 written_to: 0,
             }),
         });

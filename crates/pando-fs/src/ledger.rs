@@ -13,7 +13,7 @@ use std::{
 use pando_db::waiting;
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::{inode::InodeRef, types::Ino};
+use crate::inode::InodeRef;
 
 /// Most directories in snapshots whose counts are remembered.
 const MAX_FROZEN: usize = 256;
@@ -41,8 +41,9 @@ pub(crate) struct Ledger {
     counting: Mutex<()>,
     /// How often accounts became stale.
     marks: AtomicU64,
-    /// What directories in snapshots take, which never changes.
-    frozen: Mutex<HashMap<Ino, i64>>,
+    /// What directories in snapshots take, which never changes, by their contents prefixes. Those begin with the number
+    /// of a volume, which no other one has later; inode numbers are given out again.
+    frozen: Mutex<HashMap<Vec<u8>, i64>>,
     state: Mutex<RecountQueue>,
     changed: Condvar,
 }
@@ -73,18 +74,18 @@ impl Ledger {
         self.marks.load(Ordering::Acquire)
     }
 
-    /// What a directory in a snapshot takes, if it was counted.
-    pub(crate) fn frozen(&self, dir: Ino) -> Option<i64> {
-        self.frozen.lock().get(&dir).copied()
+    /// What the directory in a snapshot with this contents prefix takes, if it was counted.
+    pub(crate) fn frozen(&self, contents: &[u8]) -> Option<i64> {
+        self.frozen.lock().get(contents).copied()
     }
 
-    /// Remembers what a directory in a snapshot takes.
-    pub(crate) fn note_frozen(&self, dir: Ino, bytes: i64) {
+    /// Remembers what the directory in a snapshot with this contents prefix takes.
+    pub(crate) fn note_frozen(&self, contents: Vec<u8>, bytes: i64) {
         let mut frozen = self.frozen.lock();
         if frozen.len() >= MAX_FROZEN {
             frozen.clear();
         }
-        frozen.insert(dir, bytes);
+        frozen.insert(contents, bytes);
     }
 
     /// Has a directory counted, when somebody counts next.

@@ -14,7 +14,7 @@
 use pando_db::Snapshot;
 
 use crate::{
-    acl,
+    acl, attrs,
     error::{Error, Result},
     inode::Inode,
     key_text, path,
@@ -145,7 +145,10 @@ impl Fs {
             let at = self.hold_dir(&inode)?;
             (at.contents.clone(), self.db.snapshot())
         };
-        directories_in(&view, &contents, |inside, record| match may_list(c, record) {
+        let may = |inside: &[u8], record: &Record| {
+            may_list(c, (&view, &path::data(&[&contents[..], inside].concat()), record))
+        };
+        directories_in(&view, &contents, |inside, record| match may(inside, record) {
             true => Ok(()),
             false => {
                 let name = inode.label() + &key_text::describe_path(inside);
@@ -167,10 +170,17 @@ impl Fs {
     }
 }
 
+/// Whether something with this record and data prefix has an access list. A long one has a key of its own: a point
+/// query, if there are such attributes. What cannot be read may be one.
+fn has_access_list(view: &Snapshot, data: &[u8], r: &Record) -> bool {
+    let key = || path::block(data, attrs::key_number(acl::ACCESS));
+    r.attrs.get(acl::ACCESS).is_some() || r.has_outside() && !matches!(view.get(&key()), Ok(None))
+}
+
 /// Whether one who may be in groups of which nothing is known has these bits whatever they are. What an access list
 /// says of others than the owner is not looked at.
-fn surely_has(c: &Caller, r: &Record, bits: u16) -> bool {
-    if c.uid != r.uid && r.attrs.get(acl::ACCESS).is_some() {
+fn surely_has(c: &Caller, (view, data, r): (&Snapshot, &[u8], &Record), bits: u16) -> bool {
+    if c.uid != r.uid && has_access_list(view, data, r) {
         return false;
     }
     let class = |shift: u32| r.perm >> shift & bits == bits;
@@ -181,14 +191,14 @@ fn surely_has(c: &Caller, r: &Record, bits: u16) -> bool {
     }
 }
 
-/// Whether the caller may list and enter a directory with this record.
-pub(crate) fn may_list(c: &Caller, r: &Record) -> bool {
-    surely_has(c, r, READ_AND_SEARCH)
+/// Whether the caller may list and enter a directory, which has this data prefix and record in the view.
+pub(crate) fn may_list(c: &Caller, dir: (&Snapshot, &[u8], &Record)) -> bool {
+    surely_has(c, dir, READ_AND_SEARCH)
 }
 
-/// Whether the caller may read a file with this record.
-pub(crate) fn may_read(c: &Caller, r: &Record) -> bool {
-    surely_has(c, r, READ)
+/// Whether the caller may read a file, which has this data prefix and record in the view.
+pub(crate) fn may_read(c: &Caller, file: (&Snapshot, &[u8], &Record)) -> bool {
+    surely_has(c, file, READ)
 }
 
 /// Calls `look` for every directory in the one with this contents prefix, with its path from there.

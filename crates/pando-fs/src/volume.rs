@@ -24,6 +24,7 @@ use crate::{
     file_runs::FileRuns,
     handle::{Handles, OpenDir, OpenFile},
     inode::{Link, Table},
+    kept_maps::KeptMaps,
     late_calls::LateCalls,
     ledger::Ledger,
     limits::MAX_NAME,
@@ -85,6 +86,8 @@ const KNOWN_FEATURES: u64 = MAPS_AND_LINEAGES
 /// Share (1/n) of the cache for data that the kernel caches too and that was not read from here, and its most bytes.
 const WRITTEN_SHARE: u64 = 16;
 const MAX_WRITTEN_BYTES: u64 = 64 << 20;
+/// Share (1/n) of the cache that maps of files with holes may take besides it.
+const MAPS_SHARE: u64 = 32;
 /// Unit of the figures of [`StatFs`], bytes.
 const STATFS_UNIT: u32 = 4096;
 
@@ -132,6 +135,7 @@ pub struct Inner {
     pub(crate) plan_memory: PlanMemory,
     /// Directories with snapshots that are known to be gone, which do not come back.
     pub(crate) known_gone: Mutex<HashSet<Ino>>,
+    pub(crate) kept_maps: KeptMaps,
     /// Whether things are done in background threads.
     pub(crate) background: bool,
     label: String,
@@ -330,6 +334,7 @@ impl Fs {
             mount_points: MountPoints::default(),
             plan_memory: PlanMemory::new(o.merge_plan_bytes),
             known_gone: Mutex::default(),
+            kept_maps: KeptMaps::new(o.cache_bytes / MAPS_SHARE),
             background: o.background,
             label,
             uuid: db.uuid(),

@@ -462,3 +462,28 @@ fn attributes_of_what_was_removed_can_be_set_while_it_is_open() {
     }
     w.assert_nothing_referenced();
 }
+
+/// A list that is too long for the record counts as one that stands there.
+#[test]
+fn what_a_long_access_list_closes_is_not_looked_into() {
+    let w = World::new();
+    w.mkdir("/t");
+    w.mkdir("/t/a");
+    w.put("/t/a/secret", b"1");
+    set(&w, "/t/a", SetAttr { mode: Some(0o770), gid: Some(20), ..SetAttr::default() });
+    let mut list = 2u32.to_le_bytes().to_vec();
+    let mut entry = |tag: u16, perm: u16, id: u32| {
+        list.extend(tag.to_le_bytes());
+        list.extend(perm.to_le_bytes());
+        list.extend(id.to_le_bytes());
+    };
+    entry(1, 7, u32::MAX);
+    (0..130).for_each(|i| entry(2, 7, 1000 + i));
+    entry(4, 0, u32::MAX); // the group may nothing
+    entry(0x10, 7, u32::MAX);
+    entry(0x20, 0, u32::MAX);
+    w.on("/t/a", |a| w.fs.set_xattr(&w.me, a.ino, "system.posix_acl_access".as_ref(), &list, 0)).unwrap();
+    let member = user(10, 20);
+    let seen = w.on("/t", |a| Ok(w.fs.may_see_all(&member, a.ino).map_err(|e| e.errno()))).unwrap();
+    assert_eq!(seen, Err(EPERM));
+}

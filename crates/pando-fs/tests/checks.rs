@@ -52,6 +52,72 @@ fn each_kind_of_damage_is_told_with_its_path() {
     damage(key(b'D', b"\x01n"), Some(b"x"), "not a key of data");
 }
 
+/// A file without holes has all its blocks; one with holes those before the first of them.
+#[test]
+fn a_block_that_is_lost_is_told() {
+    let w = World::new();
+    w.mkdir("/d");
+    w.put("/d/f", &pattern(4 * 16384, 1));
+    w.put("/d/one", b"one");
+    w.put("/d/holes", &pattern(3 * 16384, 1));
+    w.truncate("/d/holes", 100 * 16384).unwrap();
+    w.put("/d/linked", b"linked");
+    w.link("/d/linked", "/d/again").unwrap();
+    let snapshot = w.on("/d", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default()));
+    let first = snapshot.unwrap().0.number;
+    w.put("/d/later", &pattern(2 * 16384, 2));
+    w.write_at("/d/f", 4 * 16384, &pattern(16384, 3)).unwrap();
+    let snapshot = w.on("/d", |a| w.fs.snapshot(Authority::Caller(&w.me), a.ino, &NewSnapshot::default()));
+    let second = snapshot.unwrap().0.number;
+    assert_eq!(problems(&w), [""; 0]);
+    let db = w.fs.db();
+    let lose = |volume: u32, path: &[u8], block: u64, expected: &str| {
+        let key = [&volume.to_be_bytes()[..], b"D", path, &block.to_be_bytes()].concat();
+        let good = db.get(&key).unwrap().expect("there is such a block");
+        db.delete(key.clone()).unwrap();
+        let told = problems(&w);
+        assert!(
+            told.iter().any(|t| t.contains(expected) && t.contains("lack")),
+            "{expected:?} not in {told:?}"
+        );
+        db.put(key, good).unwrap();
+        assert_eq!(problems(&w), [""; 0]);
+    };
+    for block in 0..5 {
+        lose(0, b"\x02d\0\x01f\0", block, "/d/f");
+    }
+    lose(0, b"\x02d\0\x01one\0", 0, "/d/one");
+    for block in 0..3 {
+        lose(0, b"\x02d\0\x01holes\0", block, "/d/holes");
+    }
+    for (number, blocks) in [(first, 4), (second, 5)] {
+        for block in 0..blocks {
+            lose(number, b"\x01f\0", block, "f");
+        }
+        lose(number, b"\x01one\0", 0, "one");
+        lose(number, b"\x01holes\0", 2, "holes");
+    }
+    lose(second, b"\x01later\0", 0, "later");
+    lose(second, b"\x01later\0", 1, "later");
+}
+
+/// One record that cannot be decoded does not end the check, in a store with accounts.
+#[test]
+fn behind_a_damaged_record_the_rest_is_checked() {
+    let w = World::new();
+    w.mkdir("/q");
+    w.put("/q/f", b"f");
+    w.put("/z", &pattern(40_000, 1));
+    w.on("/q", |a| w.fs.set_quota(a.ino, Some(1 << 20))).unwrap();
+    assert_eq!(problems(&w), [""; 0]);
+    w.fs.db().put(key(b'M', b"\x02q\0\x01f\0"), "nonsense").unwrap();
+    w.fs.db().put(key(b'D', b"\x01z\0\0\0\0\0\0\0\0\x09"), "x").unwrap();
+    let told = problems(&w);
+    for expected in ["/q/f: shorter than a record", "/z (data from byte 147456): bytes behind"] {
+        assert!(told.iter().any(|t| t.contains(expected)), "{expected:?} not in {told:?}");
+    }
+}
+
 #[test]
 fn damaged_records_are_io_errors_of_what_they_belong_to() {
     let mut w = World::new();

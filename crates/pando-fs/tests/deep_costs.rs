@@ -10,7 +10,7 @@ use std::{
     alloc::{GlobalAlloc, Layout, System},
     ffi::OsStr,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -42,6 +42,9 @@ unsafe impl GlobalAlloc for Counting {
         unsafe { System.dealloc(at, layout) }
     }
 }
+
+/// Held by a test: what others allocate beside it would be counted too.
+static ALONE: Mutex<()> = Mutex::new(());
 
 #[global_allocator]
 static HEAP: Counting = Counting;
@@ -114,6 +117,7 @@ fn costs(depth: u64) -> (f64, f64, u64) {
 /// the engine a page had two or three entries, and the headers of nodes were as long as all keys together.
 #[test]
 fn deep_directories_are_checked_for_what_their_keys_are_long() {
+    let _alone = ALONE.lock();
     for depth in [1_000, 4_000] {
         let (checked, walked, most) = costs(depth);
         assert!(checked < 2.0, "{depth} levels: {checked:.2} B are allocated for each byte of the keys");
@@ -124,4 +128,53 @@ fn deep_directories_are_checked_for_what_their_keys_are_long() {
             "{depth} levels: {most} B in memory, the longest key has {longest}"
         );
     }
+}
+
+/// Each file with holes that was only looked at kept its whole map in memory, as long as the kernel knew it.
+#[test]
+fn many_copies_of_a_file_with_holes_are_looked_at_in_little_memory() {
+    const PIECES: u64 = 20_000;
+    const COPIES: u64 = 100;
+    /// Bytes of a file for which its map has a piece.
+    const PIECE: u64 = 8 << 20;
+    let _alone = ALONE.lock();
+    let device = Arc::new(MemDevice::new(1 << 30));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+    let fs = Fs::open(device, options()).unwrap();
+    let me = Caller::root();
+    let dir = fs.mkdir(&me, ROOT, OsStr::new("d"), 0o755).unwrap().ino;
+    let (file, handle) = fs.create(&me, dir, OsStr::new("f"), 0o644, common::O_RDWR).unwrap();
+    for piece in 0..PIECES {
+        fs.write(handle, file.ino, piece * PIECE + PIECE / 2, b"x", false).unwrap();
+    }
+    fs.release(file.ino, handle);
+    let is = fs.getattr(file.ino).unwrap();
+    assert_eq!(is.blocks, PIECES * BLOCK_SIZE / 512 - (BLOCK_SIZE / 512 - 1), "the last one is short");
+    for copy in 0..COPIES {
+        let name = format!("c{copy}");
+        fs.clone_tree(&me, (ROOT, OsStr::new("d")), (ROOT, OsStr::new(&name)), false).unwrap();
+    }
+    fs.sync().unwrap();
+    let before = NOW.load(Relaxed);
+    let mut copies = Vec::new();
+    for copy in 0..COPIES {
+        let dir = fs.lookup(ROOT, OsStr::new(&format!("c{copy}"))).unwrap().ino;
+        let attr = fs.lookup(dir, OsStr::new("f")).unwrap();
+        assert_eq!((attr.size, attr.blocks), (is.size, is.blocks));
+        copies.push(attr.ino);
+    }
+    let looked = NOW.load(Relaxed).saturating_sub(before);
+    // Where data begins and ends is asked of each, and each is written to.
+    for ino in &copies {
+        assert_eq!(fs.seek(*ino, PIECE, Seek::Data).unwrap(), PIECE + PIECE / 2);
+        fs.write(FileHandle(0), *ino, 3 * PIECE, b"y", false).unwrap();
+        assert_eq!(fs.seek(*ino, 3 * PIECE + BLOCK_SIZE, Seek::Hole).unwrap(), 3 * PIECE + BLOCK_SIZE);
+    }
+    let used = NOW.load(Relaxed).saturating_sub(before);
+    for ino in &copies {
+        assert_eq!(fs.getattr(*ino).unwrap().blocks, is.blocks + BLOCK_SIZE / 512);
+    }
+    println!("{COPIES} maps of {PIECES} pieces: {looked} B once looked at, {used} B once written to");
+    assert!(looked < 32 << 20 && used < 64 << 20, "{looked} B once looked at, {used} B once written to");
+    fs.check(|problem| panic!("{problem}")).unwrap();
 }

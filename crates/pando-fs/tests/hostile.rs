@@ -345,3 +345,60 @@ fn no_record_makes_a_call_panic_or_hang() {
         }
     }
 }
+
+/// What decodes can be encoded again: calls that change a file write its other attributes anew.
+#[test]
+fn attributes_longer_than_any_that_are_written_are_errors() {
+    let attribute = |name: &[u8], value: usize| {
+        let mut out = vec![name.len() as u8];
+        out.extend((value as u16).to_le_bytes());
+        out.extend_from_slice(name);
+        out.resize(out.len() + value, 7);
+        out
+    };
+    // One long value beside a capability; so many short ones that another capability is more than a record holds.
+    let long = [attribute(b"user.long", 5000), attribute(b"security.capability", 20)].concat();
+    let mut many: Vec<u8> = (0..64).flat_map(|i| attribute(format!("user.{i}").as_bytes(), 1000)).collect();
+    many.extend(attribute(b"user.last", 65_500 - 8 - many.len() - 12));
+    for forged in [long, many] {
+        let w = World::new();
+        w.put("/f", b"content");
+        w.mkdir("/d");
+        let list = [&[0; 8][..], &forged].concat();
+        for (path, key) in [("/f", &b"\0\0\0\0M\x01f\0"[..]), ("/d", b"\0\0\0\0M\x01d\0")] {
+            let mut record = w.fs.db().get(key).unwrap().unwrap().to_vec();
+            record.push(16); // the tag of attributes
+            record.extend((list.len() as u16).to_le_bytes());
+            record.extend_from_slice(&list);
+            w.fs.db().put(key.to_vec(), record).unwrap();
+            let (fs, me) = (&w.fs, &w.me);
+            let calls = catch_unwind(AssertUnwindSafe(|| {
+                let Ok(attr) = fs.resolve(Path::new(path)) else { return };
+                let own = SetAttr { uid: Some(7), ..SetAttr::default() };
+                for name in ["user.x", "security.capability", "user.1"] {
+                    let _ = fs.set_xattr(me, attr.ino, name.as_ref(), &[1; 20], 0);
+                    let _ = fs.remove_xattr(me, attr.ino, name.as_ref());
+                }
+                let _ = fs.setattr(me, attr.ino, &own);
+                let _ = fs.write(FileHandle(0), attr.ino, 0, b"changed", false);
+            }));
+            assert!(calls.is_ok(), "{path}: a call panicked");
+        }
+        w.fs.db().settle().unwrap();
+        assert!(w.fs.check(|_| {}).unwrap().problems > 0);
+    }
+    // Under a key of its own: longer than a value may be.
+    let w = World::new();
+    w.put("/f", b"content");
+    w.on("/f", |a| w.fs.set_xattr(&w.me, a.ino, "user.large".as_ref(), &[1; 5000], 0)).unwrap();
+    let pairs: Vec<_> = w.fs.db().prefix(b"\0\0\0\0D\x01f\0\xa0").map(Result::unwrap).collect();
+    let [(key, _)] = &pairs[..] else { panic!("one key of attributes") };
+    let mut bucket = vec![9];
+    bucket.extend((65_537u32).to_le_bytes());
+    bucket.extend_from_slice(b"user.othe");
+    bucket.resize(bucket.len() + 65_537, 7);
+    w.fs.db().put(key.clone(), bucket).unwrap();
+    let set = || w.on("/f", |a| w.fs.set_xattr(&w.me, a.ino, "user.large".as_ref(), &[2; 5000], 0));
+    let calls = catch_unwind(AssertUnwindSafe(|| set().map_err(|e| e.errno())));
+    assert_eq!(calls.ok(), Some(Err(5)), "a call panicked, or took what is damaged");
+}

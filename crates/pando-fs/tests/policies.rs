@@ -404,3 +404,86 @@ fn who_may_and_what_is_refused() {
     assert_eq!(errno(set(&w, "/1", Some(every(1)))), EROFS);
     assert!(w.fs.resolve(Path::new("/more")).is_ok());
 }
+
+/// Writes bulk until nothing more fits.
+fn fill_up(w: &World) {
+    let mut content = vec![0; 1 << 20];
+    for (i, size) in [1 << 20, 64 << 10, 16 << 10, 1].into_iter().enumerate() {
+        for n in 0..1000 {
+            fill(&mut content, n);
+            let path = format!("/bulk{i}.{n}");
+            if w.create(&path).and_then(|_| w.write_at(&path, 0, &content[..size])).is_err() {
+                break;
+            }
+        }
+    }
+}
+
+/// What a full store needs most is what the policies delete.
+#[test]
+fn on_a_full_store_old_snapshots_go_though_no_new_one_can_be_made() {
+    let last = SnapshotPolicy { last: 2, ..SnapshotPolicy::default() };
+    for policy in
+        [StoredPolicy { keep: last, ..every(10) }, StoredPolicy { min_free_percent: 50, ..every(10) }]
+    {
+        let w = World::new();
+        w.mkdir("/d");
+        set(&w, "/d", Some(every(10))).unwrap();
+        let begin = 40_000 * DAY;
+        for round in 0..4 {
+            w.put("/d/f", format!("{round}").as_bytes());
+            carry_out(&w, begin + 10 * round, false);
+        }
+        set(&w, "/d", Some(policy)).unwrap();
+        fill_up(&w);
+        let (_, info) = w.fs.policies().unwrap().remove(0);
+        let mut told = 0;
+        let done = w.fs.carry_out_policy(&info, (at(begin + 40), false), &mut |_| {}, &mut |_| told += 1);
+        let left = times(&w, "/d").len();
+        let made = done.as_ref().is_ok_and(|work| work.made.is_some());
+        assert!(left < 4 + usize::from(made), "{done:?}, {left} are left");
+        assert!(told > 0, "what was deleted is told");
+        // Of what is there as many are kept as the policy says, whether a new one was made or not.
+        assert!(left >= 2, "{done:?}, {left} are left");
+        check_keys(&w);
+    }
+}
+
+/// One shortage, of which the space of one snapshot makes an end.
+#[test]
+fn directories_that_find_too_little_free_delete_one_snapshot_and_wait_for_its_space() {
+    let w = World::new();
+    let begin = 40_000 * DAY;
+    // With two and a half of these a half of the space is free: three take too much, and two do not.
+    let space = w.fs.statfs().unwrap();
+    let spare = (space.bfree - space.blocks / 2) * u64::from(space.frsize);
+    let mut content = vec![0; spare as usize / 10 * 4];
+    for (i, dir) in ["/a", "/b", "/c"].into_iter().enumerate() {
+        w.mkdir(dir);
+        set(&w, dir, Some(StoredPolicy { min_free_percent: 50, ..every(1000) })).unwrap();
+        fill(&mut content, i as u64);
+        w.put(&format!("{dir}/f"), &content);
+        w.on(dir, |a| {
+            let new = NewSnapshot { automatic: true, ..NewSnapshot::default() };
+            w.fs.snapshot(Authority::Caller(&w.me), a.ino, &new)
+        })
+        .unwrap();
+        w.put(&format!("{dir}/f"), b"small");
+    }
+    w.fs.sync().unwrap();
+    w.fs.db().settle().unwrap();
+    let short = || {
+        let space = w.fs.statfs().unwrap();
+        space.bfree * 2 < space.blocks
+    };
+    assert!(short(), "three snapshots leave too little");
+    let mut deleted = 0;
+    for round in 0..3 {
+        let works = carry_out(&w, begin + round, false);
+        deleted += works.iter().map(|work| work.deleted.len()).sum::<usize>();
+    }
+    w.fs.db().settle().unwrap();
+    assert!(!short(), "{deleted} were deleted");
+    assert_eq!(deleted, 1);
+    check_keys(&w);
+}

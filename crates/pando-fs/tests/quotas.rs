@@ -648,3 +648,41 @@ fn directories_that_change_places_while_they_are_counted_keep_their_own_counts()
         s.check();
     }
 }
+
+/// A number is given out again when what had it is gone, so nothing may be remembered by it alone.
+#[test]
+fn a_snapshot_with_the_number_of_a_deleted_one_is_counted_by_itself() {
+    let s = Scene::new();
+    let (d, q) = (s.mkdir("/d"), s.mkdir("/q"));
+    s.write("/d/f", 0, 10 << 10);
+    s.set("/q", 1 << 30);
+    let (me, new) = (me(), NewSnapshot::default());
+    let by = Authority::Caller(&me);
+    // Makes a snapshot and looks at it, which gives its root a number.
+    let made = || {
+        let number = s.fs.snapshot(by, d, &new).unwrap().0.number;
+        (number, s.fs.open_snapshot(d, number).unwrap().ino)
+    };
+    let clone = |ino: Ino, name: &str| s.fs.clone_snapshot(by, ino, (q, name.as_ref())).map(drop);
+    let (number, first) = made();
+    clone(first, "one").unwrap();
+    assert_eq!(s.used("/q"), 10 * KIB);
+    s.fs.forget(first, 1);
+    s.fs.delete_snapshot(by, d, number).unwrap();
+    s.write("/d/f", 0, 300 << 10);
+    s.set("/q", 200 * KIB);
+    let again = (0..2000).any(|_| {
+        let (number, ino) = made();
+        if ino == first {
+            assert_eq!(errno(clone(ino, "two")), EDQUOT);
+            s.set("/q", 1 << 30);
+            clone(ino, "two").unwrap();
+        }
+        s.fs.forget(ino, 1);
+        s.fs.delete_snapshot(by, d, number).unwrap();
+        ino == first
+    });
+    assert!(again, "no number was given out again");
+    assert_eq!(s.quota("/q"), (1 << 30, 310 * KIB, false));
+    s.check();
+}

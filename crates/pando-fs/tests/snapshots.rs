@@ -4,7 +4,14 @@
 use crate::common::*;
 use pando_db::device::{Device, MemDevice, SimDevice};
 use pando_fs::*;
-use std::{collections::BTreeMap, ffi::OsStr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 fn by(w: &World) -> Authority<'_> {
     Authority::Caller(&w.me)
@@ -748,4 +755,72 @@ fn a_directory_that_was_rolled_back_says_that_its_snapshots_are_elsewhere() {
     .unwrap();
     w.mkdir("/e");
     assert_eq!(w.on("/e", |a| kept(a.ino)).unwrap(), 0, "one without snapshots has none");
+}
+
+/// The time of a snapshot may be from before its batch: a policy's is that at which its round began.
+#[test]
+fn a_fork_that_is_in_a_snapshot_stays_one_when_that_is_rolled_back_to() {
+    let w = World::new();
+    w.mkdir("/w");
+    w.mkdir("/w/a");
+    w.put("/w/a/f", b"1");
+    let policy = StoredPolicy { every_secs: 10, ..StoredPolicy::default() };
+    let dir = w.attr("/w").ino;
+    w.on("/w", |a| w.fs.set_policy(Authority::Caller(&w.me), a.ino, Some(&policy))).unwrap();
+    let (_, info) = w.fs.policies().unwrap().remove(0);
+    let before = Time { secs: 1_000_000_000, nanos: 0 };
+    let mut fork = |_| w.fork("/w/a", "/w/f");
+    let work = w.fs.carry_out_policy(&info, (before, false), &mut fork, &mut |_| {}).unwrap();
+    assert!(work.made.is_some());
+    let number = w.fs.snapshots(dir).unwrap()[0].number;
+    w.put("/w/f/g", b"2");
+    w.on("/w", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, number, true)).unwrap();
+    check_keys(&w);
+    w.put("/w/f/h", b"3");
+    w.merge("/w/f", "/w/a", MergeOptions::default()).unwrap();
+    assert_eq!(w.get("/w/a/h").unwrap(), b"3");
+    check_keys(&w);
+}
+
+/// What is looked at is one moment; where a directory has gone since is none of its business.
+#[test]
+fn a_directory_that_moves_between_clones_is_never_taken_for_gone() {
+    let w = World::new();
+    w.mkdir("/a");
+    for i in 0..2000 {
+        w.create(&format!("/a/{i}")).unwrap();
+    }
+    w.mkdir("/t");
+    w.mkdir("/t/sub");
+    for clone in ["/x", "/y", "/x/c"] {
+        w.clone_tree("/t", clone, false).unwrap();
+        w.attr(clone);
+    }
+    for dir in ["/x/c", "/x/c/sub"] {
+        w.on(dir, |a| w.fs.snapshot(by(&w), a.ino, &NewSnapshot::default())).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    let mut moves = 0;
+    let (mut gone, mut told) = (0, Vec::new());
+    std::thread::scope(|scope| {
+        let _end = SetWhenDropped(&stop);
+        let mover = scope.spawn(|| {
+            let mut moves = 0;
+            while !stop.load(Ordering::Relaxed) {
+                w.rename("/x/c", "/y/c", 0).unwrap();
+                w.rename("/y/c", "/x/c", 0).unwrap();
+                moves += 1;
+            }
+            moves
+        });
+        for _ in 0..20 {
+            gone += w.fs.snapshots_of_gone().unwrap().len();
+            w.fs.check(|text| told.push(text.to_owned())).unwrap();
+        }
+        stop.store(true, Ordering::Relaxed);
+        moves = mover.join().unwrap();
+    });
+    assert!(moves > 20, "{moves}");
+    assert_eq!((gone, told.first()), (0, None), "with {moves} moves");
+    check_keys(&w);
 }

@@ -25,8 +25,7 @@ use crate::{
 
 /// Longest time between two looks at the policies.
 const LOOK: Duration = Duration::from_secs(60);
-/// How often the free space is looked at. What a deleted snapshot alone had comes back within seconds, and until then
-/// no other one is to go.
+/// How often the free space is looked at.
 const LOOK_AT_SPACE: Duration = Duration::from_secs(5);
 
 /// How often it is looked whether a read-only mount can be written to again.
@@ -198,7 +197,14 @@ fn carry_out(shared: &Arc<MountState>, info: PolicyInfo, synced: bool) -> Known 
             for name in &work.deleted {
                 log::info!("snapshot {} of {path} deleted by its policy", name.display());
             }
-            (work.next, synced && work.made.is_none())
+            let tried = match work.failed {
+                Some(e) => {
+                    log::warn!("the policy for snapshots of {path}: {e}");
+                    None
+                }
+                None => work.next,
+            };
+            (tried, synced && work.made.is_none())
         }
         Err(e) => {
             log::warn!("the policy for snapshots of {path}: {e}");

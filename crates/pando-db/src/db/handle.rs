@@ -220,6 +220,16 @@ impl Db {
         engine.settle(&|| Ok(false)).map(|_| ())
     }
 
+    /// As [`Db::settle`], but ends when `enough` says so, which is asked between steps.
+    pub fn settle_until(&self, enough: impl Fn() -> bool) -> Result<()> {
+        let engine = self.engine();
+        engine.check_running()?;
+        if engine.options.read_only {
+            return Err(Error::ReadOnly);
+        }
+        engine.settle(&|| Ok(enough())).map(|_| ())
+    }
+
     /// (available, total) bytes: what ordinary writes may still take, and the size of the space for nodes and values.
     /// Cheap.
     pub fn space(&self) -> (u64, u64) {

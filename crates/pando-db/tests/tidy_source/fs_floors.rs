@@ -23,7 +23,9 @@ pub const FS: Floors = &[
     ("counter", &["error", "path"]),
     ("position", &["limits", "path"]),
     ("children", &["types"]),
-    ("inode", &["error", "limits", "types", "record", "blockmap", "merge", "children"]),
+    ("known_holes", &["blockmap"]),
+    ("kept_maps", &["types"]),
+    ("inode", &["error", "limits", "types", "record", "blockmap", "merge", "children", "known_holes"]),
     ("lineage", &["error", "types", "path", "key_text", "record", "counter", "inode"]),
     ("handle", &["error", "readahead", "position", "inode"]),
     ("counting", &["types", "inode"]),
@@ -53,6 +55,7 @@ pub const FS: Floors = &[
             "handle",
             "path_cache",
             "file_runs",
+            "kept_maps",
             "late_calls",
             "ledger",
             "mount_points",
@@ -81,6 +84,7 @@ pub const FS: Floors = &[
             "attrs",
             "record",
             "blockmap",
+            "counter",
             "lineage",
             "volume",
             "directories",
@@ -92,11 +96,12 @@ pub const FS: Floors = &[
             "snapshotted",
         ],
     ),
+    ("holes", &["error", "limits", "types", "blockmap", "inode", "volume", "place", "sums"]),
     (
         "data",
         &[
             "error", "limits", "types", "path", "record", "blockmap", "merge", "inode", "handle", "volume",
-            "place", "sums", "bill",
+            "place", "sums", "bill", "holes",
         ],
     ),
     (
@@ -220,7 +225,13 @@ pub const FS: Floors = &[
         ],
     ),
     ("exclude", &["error", "types", "path", "record", "inode", "sums", "volume", "bill", "quota", "rename"]),
-    ("rights", &["error", "types", "path", "key_text", "acl", "record", "inode", "volume", "place", "entry"]),
+    (
+        "rights",
+        &[
+            "error", "types", "path", "key_text", "acl", "attrs", "record", "inode", "volume", "place",
+            "entry",
+        ],
+    ),
     ("mounted", &["error", "types", "path", "inode", "volume", "family", "name", "mount_points"]),
     (
         "clone",

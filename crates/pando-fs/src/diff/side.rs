@@ -177,7 +177,11 @@ impl Side {
             let level = PathDir {
                 contents: contents.to_vec(),
                 root: if record.clone_id != 0 { contents.to_vec() } else { last.root.clone() },
-                sees: last.sees && self.viewer.as_ref().is_none_or(|c| may_list(c, &record)),
+                sees: last.sees
+                    && self
+                        .viewer
+                        .as_ref()
+                        .is_none_or(|c| may_list(c, (&self.view, &path::data(&entry), &record))),
                 fileno: record.fileno,
             };
             self.levels.push(level);
@@ -215,7 +219,7 @@ impl Side {
     pub(crate) fn may_read(&self, found: &Found) -> bool {
         self.sees_all()
             || found.data == self.data
-            || self.viewer.as_ref().is_some_and(|c| may_read(c, &found.record))
+            || self.viewer.as_ref().is_some_and(|c| may_read(c, (&self.view, &found.data, &found.record)))
     }
 
     /// Whether the caller sees everything.

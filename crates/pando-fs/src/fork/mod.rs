@@ -115,10 +115,11 @@ impl Fs {
         let mark = path::snapshot(fork.number);
         let before = Side::of_place(&view, viewer, (&mark, &mark), mark.clone());
         // The fork may be open by now to those to whom what it was made of never was.
-        if let Some(c) = viewer
-            && !may_list(c, &before.top()?.record)
-        {
-            return Err(Error::Access(dir.label()).into());
+        if let Some(c) = viewer {
+            let top = before.top()?;
+            if !may_list(c, (&view, &top.data, &top.record)) {
+                return Err(Error::Access(dir.label()).into());
+            }
         }
         Ok((before, Side::of_dir(&view, viewer, &at, self.domain(&at).contents)))
     }

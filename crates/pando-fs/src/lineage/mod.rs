@@ -24,6 +24,7 @@
 
 mod mark;
 pub(crate) mod number;
+pub(crate) mod viewed;
 
 use std::{
     collections::{HashMap, VecDeque},

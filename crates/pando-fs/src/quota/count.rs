@@ -103,7 +103,10 @@ impl Fs {
     /// What the tree of the directory `dir` in `at` takes; wants it counted if it never was. Beside others, the caller
     /// has the turn alone, or keeps everybody out of the directory.
     pub(crate) fn tree_taken(&self, counts: &mut Counts, at: &DirAt, dir: &InodeRef) -> Result<Taken> {
-        let frozen = if dir.frozen { self.ledger.frozen(dir.ino) } else { None };
+        let frozen = match dir.frozen {
+            true => self.ledger.frozen(&frozen_contents(dir)?),
+            false => None,
+        };
         match (dir.peek(|s| s.record.account), frozen) {
             (Some(account), _) => {
                 Ok(Taken { bytes: account.used, guessed: account.stale || self.is_stale_around(at) })
@@ -187,7 +190,7 @@ impl Fs {
         if dir.frozen {
             let contents = self.hold_dir(dir)?.contents.clone();
             let found = sums(&self.db.snapshot(), &contents, || true)?;
-            self.ledger.note_frozen(dir.ino, found.map_or(0, |found| found.total));
+            self.ledger.note_frozen(contents, found.map_or(0, |found| found.total));
             return Ok(());
         }
         let _one = self.ledger.count_alone();
@@ -363,6 +366,22 @@ impl Fs {
             self.recount_soon();
         }
     }
+}
+
+/// The contents prefix of a directory in a snapshot, where nothing moves.
+fn frozen_contents(dir: &InodeRef) -> Result<Vec<u8>> {
+    let mut contents = Vec::new();
+    for inode in dir.ancestry()?.iter().rev() {
+        inode.peek(|s| match &s.link {
+            Link::Snapshot(number) => {
+                contents = path::snapshot(*number);
+                Ok(())
+            }
+            Link::At { name, .. } => path::enter(&mut contents, name),
+            _ => Err(Error::Stale(dir.ino)),
+        })?;
+    }
+    Ok(contents)
 }
 
 /// A directory that is held where it is, with nobody in it.

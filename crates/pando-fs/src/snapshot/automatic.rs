@@ -18,6 +18,9 @@ use crate::{
     volume::{self, Fs},
 };
 
+/// The number of the error that says that the store is full.
+const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
+
 /// What came of carrying out a policy once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyWork {
@@ -29,6 +32,8 @@ pub struct PolicyWork {
     pub deleted: Vec<OsString>,
     /// When there is something to do next, if nothing else happens.
     pub next: Option<Time>,
+    /// Why none was made, though one was due, where others were deleted all the same.
+    pub failed: Option<String>,
 }
 
 impl StoredPolicy {
@@ -153,6 +158,9 @@ impl Fs {
     /// that go. `synced`: something in the directory was synced since the last one. `before` is called with the
     /// directory's number before a snapshot is made, `after` with what each change has made stale.
     ///
+    /// Where none can be made, those go that go without it, and on a full store it is tried once more then. The error
+    /// is that of the making if nothing was deleted.
+    ///
     /// Nothing is done in a file system that is read-only, nor if the directory, or its policy, is gone. Costs a lookup
     /// of each directory on the way, a look at each snapshot of the directory, and what is done.
     pub fn carry_out_policy(
@@ -192,18 +200,56 @@ impl Fs {
         let due = policy.is_due(now, &snapshots, synced);
         if due {
             before(source);
-            let new = NewSnapshot {
-                valid_for_secs: policy.valid_for_secs,
-                automatic: true,
-                ..NewSnapshot::default()
-            };
-            let (made, report) = self.snapshot_at(by, source, &new, Some(now))?;
-            after(&report);
-            work.made = Some(made.name.clone());
-            snapshots.push(made);
         }
-        let short = policy.is_short(&self.statfs()?);
-        let gone = policy.gone(now, &snapshots, short);
+        let new =
+            NewSnapshot { valid_for_secs: policy.valid_for_secs, automatic: true, ..NewSnapshot::default() };
+        let mut failed = None;
+        for _ in 0..2 {
+            if due && work.made.is_none() {
+                match self.snapshot_at(by, source, &new, Some(now)) {
+                    Ok((made, report)) => {
+                        after(&report);
+                        work.made = Some(made.name.clone());
+                        snapshots.push(made);
+                        failed = None;
+                    }
+                    Err(e) => failed = Some(e),
+                }
+            }
+            let deleted = work.deleted.len();
+            self.delete_gone(by, (source, policy), now, &mut snapshots, &mut work, after)?;
+            // What was deleted may be what it needs.
+            let full = failed.as_ref().is_some_and(|e| e.errno() == ENOSPC);
+            if !full || work.deleted.len() == deleted {
+                break;
+            }
+        }
+        match failed {
+            Some(e) if work.deleted.is_empty() => return Err(e),
+            failed => work.failed = failed.map(|e| e.to_string()),
+        }
+        work.next = policy.next(now, &snapshots, synced && !due);
+        Ok(work)
+    }
+
+    /// Deletes those of the snapshots that go, and takes them out of these.
+    fn delete_gone(
+        &self,
+        by: Authority<'_>,
+        (source, policy): (Ino, &StoredPolicy),
+        now: Time,
+        snapshots: &mut Vec<SnapshotInfo>,
+        work: &mut PolicyWork,
+        after: &mut dyn FnMut(&CloneReport),
+    ) -> Result<()> {
+        let is_short = || Ok::<_, Error>(policy.is_short(&self.statfs()?));
+        let mut short = is_short()?;
+        // What was deleted so far, for this policy or another or by somebody else, may be enough when it is back.
+        if short && policy.gone(now, snapshots, true) != policy.gone(now, snapshots, false) {
+            self.db.settle_until(|| self.ledger.is_stopped() || !is_short().unwrap_or(true))?;
+            short = is_short()? && !self.ledger.is_stopped();
+        }
+        let gone = policy.gone(now, snapshots, short);
         for info in snapshots.iter().filter(|s| gone.contains(&s.number)) {
             match self.delete_snapshot(by, source, info.number) {
                 Ok(report) => {
@@ -218,7 +264,6 @@ impl Fs {
             }
         }
         snapshots.retain(|s| !gone.contains(&s.number));
-        work.next = policy.next(now, &snapshots, synced && !due);
-        Ok(work)
+        Ok(())
     }
 }

@@ -36,8 +36,8 @@ pub(super) struct TwoStates<'a> {
     contents: &'a [u8],
     /// The snapshot.
     info: &'a SnapshotInfo,
-    /// What is known already: whether a directory is in both.
-    known: HashMap<Vec<u8>, bool>,
+    /// What is known already: whether a directory is in both, as the root of the same clone even.
+    known: HashMap<Vec<u8>, (bool, bool)>,
 }
 
 impl<'a> TwoStates<'a> {
@@ -63,18 +63,33 @@ impl<'a> TwoStates<'a> {
     /// Whether the directory with this contents prefix is the top, or was at its place in the snapshot too. Two point
     /// queries.
     fn is_same(&mut self, place: &[u8]) -> Result<bool> {
-        let Some(inside) = place.strip_prefix(self.contents) else { return Ok(false) };
+        Ok(self.compare(place)?.0)
+    }
+
+    /// Whether it is the same, and whether it was the root of the same clone then.
+    fn compare(&mut self, place: &[u8]) -> Result<(bool, bool)> {
+        let Some(inside) = place.strip_prefix(self.contents) else { return Ok((false, false)) };
         if inside.is_empty() {
-            return Ok(true);
+            return Ok((true, true));
         }
         if let Some(known) = self.known.get(inside) {
             return Ok(*known);
         }
         let now = self.record(self.contents, inside)?;
         let then = self.record(&path::snapshot(self.info.number), inside)?;
-        let same = now.zip(then).is_some_and(|(now, then)| now.fileno == then.fileno);
-        self.known.insert(inside.to_vec(), same);
-        Ok(same)
+        let same = now.zip(then).filter(|(now, then)| now.fileno == then.fileno);
+        let clone =
+            same.as_ref().is_some_and(|(now, then)| now.clone_id != 0 && now.clone_id == then.clone_id);
+        self.known.insert(inside.to_vec(), (same.is_some(), clone));
+        Ok((same.is_some(), clone))
+    }
+
+    /// Whether a fork at this place was one when the snapshot was made. A fork is made with a clone id that no other
+    /// directory has; a rollback or a move gives it another, and then the time says so. The time alone does not: that
+    /// of a snapshot may be from before its batch, and clocks are set back.
+    fn was_fork(&mut self, place: &[u8], fork: &Fork) -> Result<bool> {
+        let (same, clone) = self.compare(place)?;
+        Ok(clone || same && fork.created <= self.info.created)
     }
 
     /// The keys of forks and policies that stay: those of the top, and of directories that are the same. A directory
@@ -93,7 +108,7 @@ impl<'a> TwoStates<'a> {
         while let Some((key, value)) = pairs.next_ref()? {
             let place = system::fork_place(key).unwrap_or_default();
             let fork = Fork::decode(value).map_err(forks::damaged)?;
-            if place == self.contents || fork.created <= self.info.created && self.is_same(place)? {
+            if place == self.contents || self.was_fork(place, &fork)? {
                 staying.insert(key.to_vec().into());
             }
         }

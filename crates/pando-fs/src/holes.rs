@@ -1,0 +1,224 @@
+//! What is known of the holes of a file, in memory and in batches that change it.
+//!
+//! What `stat` tells of a file with holes needs its map (`blockmap`) once, and a number after that. Whoever writes to
+//! such a file, or looks for its holes, keeps the map in the inode; how much memory all of them take is bounded
+//! (`kept_maps`). Uses inodes, places, maps and sums.
+
+use bytes::Bytes;
+use pando_db::Batch;
+
+use crate::{
+    blockmap::BlockMap,
+    error::Result,
+    inode::{InodeRef, InodeState},
+    limits::BLOCK_SIZE,
+    sums::{file_bytes, units_bytes},
+    types::{Attr, FileKind},
+    volume::Fs,
+};
+
+/// What a change of size does to what is known of holes.
+#[derive(Default)]
+pub(crate) struct Holes {
+    /// What the record says then, if that changes.
+    pub dense: Option<Option<u64>>,
+    pub map: Option<BlockMap>,
+}
+
+impl Holes {
+    /// What the file takes then, bytes, if it has this size.
+    pub(crate) fn file_bytes(&self, inode: &InodeRef, size: u64) -> i64 {
+        file_bytes(size, self.dense.unwrap_or(inode.peek(|s| s.record.dense)), self.map.as_ref())
+    }
+}
+
+/// What a write does to what is known of holes.
+pub(crate) enum MapChange {
+    Nothing,
+    /// The dense beginning grows from one block to another.
+    Grown(u64, u64),
+    /// A new map, and a new dense beginning if the file had no map.
+    Map(Option<u64>, BlockMap),
+}
+
+impl MapChange {
+    pub(crate) fn dense(&self) -> Option<Option<u64>> {
+        match self {
+            MapChange::Grown(_, to) => Some(Some(*to)),
+            MapChange::Map(Some(dense), _) => Some(Some(*dense)),
+            _ => None,
+        }
+    }
+
+    /// What a file with this dense beginning and map before takes then, bytes, if it has this size.
+    pub(crate) fn file_bytes(&self, (dense, map): (Option<u64>, Option<&BlockMap>), size: u64) -> i64 {
+        match (self, dense, map) {
+            (MapChange::Map(new, map), dense, _) => file_bytes(size, new.or(dense), Some(map)),
+            (MapChange::Grown(from, to), _, Some(map)) => units_bytes(map.units_grown(*from, *to, size)),
+            (MapChange::Grown(_, to), _, None) => file_bytes(size, Some(*to), None),
+            (MapChange::Nothing, dense, map) => file_bytes(size, dense, map),
+        }
+    }
+
+    /// The same in memory.
+    pub(crate) fn apply(self, s: &mut InodeState) {
+        match self {
+            MapChange::Nothing => {}
+            MapChange::Grown(from, to) => {
+                let mut map = s.take_map();
+                if let Some(map) = &mut map {
+                    map.grown(from, to);
+                }
+                s.set_map(map);
+            }
+            MapChange::Map(_, map) => s.set_map(Some(map)),
+        }
+    }
+}
+
+impl InodeState {
+    /// The map of a file with holes, if it is in memory.
+    pub(crate) fn map(&self) -> Option<&BlockMap> {
+        self.known.map()
+    }
+
+    /// The same, to be put back when it is changed.
+    pub(crate) fn take_map(&mut self) -> Option<BlockMap> {
+        self.known.take()
+    }
+
+    /// Every change of a map goes through here: nothing else is known then.
+    pub(crate) fn set_map(&mut self, map: Option<BlockMap>) {
+        self.known.set(map);
+    }
+
+    /// Whether the map has to be read to say how many blocks there are.
+    pub(crate) fn is_uncounted(&self) -> bool {
+        self.record.dense.is_some_and(|dense| self.known.units(dense, self.record.size).is_none())
+    }
+
+    /// Takes the map out of memory, and remembers how many blocks there are.
+    fn let_map_go(&mut self) -> Option<BlockMap> {
+        self.known.map()?;
+        let map = self.known.take()?;
+        if let Some(dense) = self.record.dense {
+            self.known.set_units(&map, dense, self.record.size);
+        }
+        Some(map)
+    }
+}
+
+impl Fs {
+    /// The map of a file, which is read if it is not in memory. The caller holds `tree` of the file.
+    pub(crate) fn map(&self, inode: &InodeRef, data: &Bytes, dense: u64) -> Result<BlockMap> {
+        match inode.peek(|s| s.map().cloned()) {
+            Some(map) => Ok(map),
+            None => BlockMap::read(&self.db, data, dense),
+        }
+    }
+
+    /// Adds to a batch that writes blocks `first..=last` of a file of this size what is noted of them. The caller
+    /// holds `tree` of the file exclusively and applies the answer in memory when the batch is written.
+    pub(crate) fn note_blocks(
+        &self,
+        batch: &mut Batch,
+        inode: &InodeRef,
+        data: &Bytes,
+        size: u64,
+        (first, last): (u64, u64),
+    ) -> Result<MapChange> {
+        let had = size.div_ceil(BLOCK_SIZE);
+        let dense = inode.peek(|s| s.record.dense);
+        Ok(match dense {
+            None if first <= had => MapChange::Nothing,
+            None => {
+                let mut map = BlockMap::default();
+                map.set(batch, data, first, last);
+                MapChange::Map(Some(had), map)
+            }
+            Some(dense) if last < dense => MapChange::Nothing,
+            Some(dense) if first <= dense => MapChange::Grown(dense, last + 1),
+            Some(dense) => {
+                // Taken out of the inode and put back when the batch is written; read again if it is not.
+                let mut map = match inode.change(|s| s.take_map()) {
+                    Some(map) => map,
+                    None => BlockMap::read(&self.db, data, dense)?,
+                };
+                map.set(batch, data, first, last);
+                MapChange::Map(None, map)
+            }
+        })
+    }
+
+    /// What `stat` tells of an inode; the map of a file with holes is read for it. The caller holds nothing. If the
+    /// map cannot be read, the blocks are those before the first hole.
+    pub(crate) fn attr(&self, inode: &InodeRef) -> Attr {
+        if inode.peek(|s| s.is_uncounted())
+            && let Ok(at) = self.hold(inode, false)
+            && let Some(dense) = inode.peek(|s| s.record.dense)
+            && let Ok(map) = BlockMap::read(&self.db, &at.data, dense)
+        {
+            // Writers are locked out, and readers see the same bytes before and after. The map is not kept: whoever
+            // lists files looks at many.
+            inode.change(|s| s.known.set_units(&map, dense, s.record.size));
+        }
+        inode.attr()
+    }
+
+    /// Whether a block is known not to exist: it lies behind the end, or in a hole. For a write of a part of a block,
+    /// in a file whose `tree` is held exclusively; the map of one with holes is read if it is not in memory.
+    pub(crate) fn is_absent(&self, inode: &InodeRef, data: &Bytes, size: u64, block: u64) -> Result<bool> {
+        match inode.peek(|s| s.record.dense) {
+            _ if block >= size.div_ceil(BLOCK_SIZE) => Ok(true),
+            Some(dense) if block >= dense => {
+                if let Some(exists) = inode.peek(|s| s.map().map(|map| map.exists(block))) {
+                    return Ok(!exists);
+                }
+                let map = BlockMap::read(&self.db, data, dense)?;
+                let exists = map.exists(block);
+                inode.change(|s| s.set_map(Some(map)));
+                self.keep_map(inode);
+                Ok(!exists)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// What a file takes, bytes; nothing but regular files takes any. The caller holds `tree` of it; the map of one
+    /// with holes is read if it is not in memory.
+    pub(crate) fn bytes_of(&self, inode: &InodeRef, data: &Bytes) -> Result<i64> {
+        if inode.kind != FileKind::Regular {
+            return Ok(0);
+        }
+        if let Some(dense) = inode.peek(|s| s.record.dense.filter(|_| s.map().is_none())) {
+            let map = BlockMap::read(&self.db, data, dense)?;
+            let bytes = inode.peek(|s| file_bytes(s.record.size, s.record.dense, Some(&map)));
+            inode.change(|s| s.set_map(Some(map)));
+            self.keep_map(inode);
+            return Ok(bytes);
+        }
+        Ok(inode.peek(|s| file_bytes(s.record.size, s.record.dense, s.map())))
+    }
+
+    /// To be called when a map was put into this inode: takes the maps of others out of memory, where all of them take
+    /// too much. The caller holds `tree` of the inode.
+    pub(crate) fn keep_map(&self, inode: &InodeRef) {
+        let bytes = inode.peek(|s| s.map().map_or(0, BlockMap::memory_bytes));
+        if bytes == 0 {
+            return;
+        }
+        for ino in self.kept_maps.note(inode.ino, bytes) {
+            let Some(other) = self.table.find(ino) else { continue };
+            // Whoever uses a map holds this lock.
+            let left = match other.tree.try_write() {
+                Some(_alone) => {
+                    let map = other.change(|s| s.let_map_go());
+                    drop(map); // not under the lock of the state
+                    None
+                }
+                None => other.peek(|s| s.map().map(BlockMap::memory_bytes)),
+            };
+            left.into_iter().for_each(|bytes| self.kept_maps.note_again(ino, bytes));
+        }
+    }
+}

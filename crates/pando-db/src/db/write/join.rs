@@ -35,7 +35,7 @@ impl Engine {
         &self,
         superversion: &mut Superversion,
         encoded: &Encoded,
-        proof: Option<&Proof>,
+        proof: Option<&Proof<'_>>,
     ) -> Result<Tried> {
         let newest = superversion.active.msn;
         let last = superversion.joint.take().filter(|joint| joint.msn == newest);
@@ -80,7 +80,7 @@ impl Engine {
                 false => self.put_in_place(superversion, ops),
             };
             active.keep(encoded.payload.len());
-            superversion.watched.note(ops);
+            superversion.watched.note(ops, &active);
             let used = || self.counters.skip_range_used.swap(false, Ordering::Relaxed);
             self.counters.joined.fetch_add(replaced.is_some().into(), Ordering::Relaxed);
             match replaced {

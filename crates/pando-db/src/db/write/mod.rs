@@ -95,10 +95,6 @@ impl Engine {
                 Tried::NoRoom => (),
                 Tried::MayBeTooLong if refuted > MAX_REFUTED => return Err(too_long(MAX_KEY + 1)),
                 Tried::MayBeTooLong => {
-                    // Writers who do not stop must not refute it by what was there before.
-                    if refuted > 0 {
-                        self.seal();
-                    }
                     refuted += 1;
                     self.counters.length_searches.fetch_add(1, Ordering::Relaxed);
                     proof = Some(self.prove_lengths(&encoded.ops)?);
@@ -158,7 +154,7 @@ impl Engine {
         &self,
         superversion: &mut Superversion,
         encoded: &Encoded,
-        proof: Option<&Proof>,
+        proof: Option<&Proof<'_>>,
     ) -> Result<Tried> {
         let Encoded { payload, values, ops, .. } = encoded;
         superversion.seal_for(ops);
@@ -168,7 +164,7 @@ impl Engine {
         let active = match clones || self.views.wanted() {
             true => {
                 let lengths = match proof {
-                    Some(proof) if superversion.upholds(proof) => Lengths::Proven,
+                    Some(proof) if proof.stands() => Lengths::Proven,
                     _ => Lengths::Bounded,
                 };
                 match self.applied(superversion, ops, MAX_OWN_BYTES, lengths)? {
@@ -197,8 +193,8 @@ impl Engine {
         };
         active.keep(payload.len());
         superversion.joint = None;
+        superversion.watched.note(ops, &active);
         superversion.accept(active, msn, end, self.seal_threshold());
-        superversion.watched.note(ops);
         superversion
             .skip_ranges
             .written(ops, msn, || self.counters.skip_range_used.swap(false, Ordering::Relaxed));

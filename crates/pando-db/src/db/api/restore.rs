@@ -107,7 +107,8 @@ impl<R: Read> Backup<R> {
     }
 
     /// Makes a store with these pairs, as [`Db::create`] makes an empty one: in a new file at a path, or on a device,
-    /// overwriting what is there. Does not open it.
+    /// overwriting what is there. Does not open it. Whatever a store held is restored: also keys and values that are
+    /// longer than a call takes, or than the log of the new store ([`CreateOptions::log_size`]).
     ///
     /// [`Error::Corrupt`] for a stream that is damaged, cut short, or followed by other bytes; [`Error::NoSpace`] for
     /// a device that is too small; [`Error::Format`] if `options.merge` is not that of the backup. After any error,
@@ -174,7 +175,7 @@ impl<R: Read> Backup<R> {
             if kind == kind::END {
                 self.end(entries, raw, &report)?;
                 if !batch.is_empty() {
-                    db.write(batch)?;
+                    db.engine().write_restored(batch)?;
                 }
                 report.stream_bytes = self.at;
                 return Ok(report);
@@ -189,7 +190,7 @@ impl<R: Read> Backup<R> {
                 }
                 let len = key.len() + value.len();
                 if size + len > limit && !batch.is_empty() {
-                    db.write(std::mem::take(&mut batch))?;
+                    db.engine().write_restored(std::mem::take(&mut batch))?;
                     size = 0;
                 }
                 report.pairs += 1;

@@ -353,3 +353,28 @@ fn values_that_are_longer_than_a_call_takes_restore() {
     assert_eq!(copy.get(b"a").unwrap().unwrap().len(), 3000);
     assert_eq!(copy.range(b"", None).count(), before.len() + 1);
 }
+
+/// The superblocks were overwritten before anybody was asked.
+#[test]
+fn restoring_onto_a_store_that_is_in_use_is_refused_and_harms_nothing() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    Db::create(device.clone(), &small(), &options()).unwrap();
+    let db = Db::open(device.clone(), options()).unwrap();
+    db.put("here", "before").unwrap();
+    let stream = stream(&history(3).snapshot());
+    let restore = |create: &CreateOptions| Db::restore(device.clone(), &stream[..], create, &options());
+    assert!(matches!(restore(&small()), Err(Error::Locked)));
+    db.put("and", "after").unwrap();
+    db.sync().unwrap();
+    drop(db);
+    // Nor do options that no store can be made with.
+    for create in [small().node_size(1), small().log_size(1), small().log_size(64 << 20)] {
+        assert!(matches!(restore(&create), Err(Error::Invalid(_))));
+    }
+    let db = Db::open(device.clone(), options()).unwrap();
+    assert_eq!(db.range(b"", None).count(), 2);
+    // Both at once can only be one after the other.
+    drop(db);
+    restore(&small()).unwrap();
+    assert!(Db::open(device.clone(), options()).unwrap().range(b"", None).count() > 3000);
+}

@@ -22,8 +22,9 @@ use crate::{
             kind,
         },
         handle::Db,
+        recover::open::checked_log_size,
     },
-    device::{BLOCK, Device, DeviceStats, Medium, New},
+    device::{BLOCK, Device, DeviceStats, InUse, Medium, New},
     error::{Error, Result},
     options::{CreateOptions, Options},
     store::superblock,
@@ -112,8 +113,9 @@ impl<R: Read> Backup<R> {
     ///
     /// [`Error::Corrupt`] for a stream that is damaged, cut short, or followed by other bytes; [`Error::NoSpace`] for
     /// a device that is too small; [`Error::Format`] if `options.merge` is not that of the backup. After any error,
-    /// and after a crash, there is no store; after an error a file that was made for it is removed. Memory: a block,
-    /// and what `options` allow the engine.
+    /// and after a crash, there is no store; after an error a file that was made for it is removed. Only a device that
+    /// is in use ([`Error::Locked`]), and one on which no store can be made with these options, are left as they were.
+    /// Memory: a block, and what `options` allow the engine.
     pub fn restore(
         self,
         medium: impl Medium,
@@ -147,6 +149,9 @@ impl<R: Read> Backup<R> {
         create: &CreateOptions,
         options: &Options,
     ) -> Result<BackupReport> {
+        // Before anything is overwritten. Who makes the store and opens it does so on a device of its own.
+        let _in_use = InUse::new(&device, false)?;
+        checked_log_size(&*device, create)?;
         let zeros = vec![0; superblock::END as usize];
         device.write_at(0, &zeros).map_err(|e| Error::io("write", 0, e))?;
         flush(&*device)?;

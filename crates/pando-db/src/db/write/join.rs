@@ -18,7 +18,7 @@ use crate::{
             superversion::Superversion,
         },
         write::{
-            Tried,
+            Putting, Tried,
             apply::apply_plain,
             lengths::Proof,
             record::{self, Encoded},
@@ -73,8 +73,11 @@ impl Engine {
             let ops = &newest;
             let mut active = match self.views.wanted() {
                 true => {
+                    // Its record is in the log by now.
+                    let putting = Putting(self);
                     let mut active = superversion.active.clone();
                     ops.iter().for_each(|op| apply_plain(&mut active, op, self));
+                    std::mem::forget(putting);
                     active
                 }
                 false => self.put_in_place(superversion, ops),

@@ -41,7 +41,7 @@ use crate::{
         inflight::{Claimed, InFlight},
         lent::Lender,
         page_id::{PageId, Wanted, place, side_by_side},
-        pager::{described::as_described, verify::of_height},
+        pager::described::as_described,
         row_cache::RowCache,
         scattered,
         sequence::Sequences,
@@ -245,7 +245,7 @@ impl Pager {
             Loc::Dirty(node) => Handle { node: node.clone(), home: None },
             Loc::Stored(stored) => Handle { node: self.header(stored)?, home: Some(stored.clone()) },
         };
-        of_height(table, id, handle)
+        handle.of_height(table, id)
     }
 
     #[cfg(test)]

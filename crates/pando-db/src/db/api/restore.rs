@@ -22,7 +22,6 @@ use crate::{
             kind,
         },
         handle::Db,
-        recover::open::checked_log_size,
     },
     device::{BLOCK, Device, DeviceStats, InUse, Medium, New},
     error::{Error, Result},
@@ -151,7 +150,7 @@ impl<R: Read> Backup<R> {
     ) -> Result<BackupReport> {
         // Before anything is overwritten. Who makes the store and opens it does so on a device of its own.
         let _in_use = InUse::new(&device, false)?;
-        checked_log_size(&*device, create)?;
+        Db::check_create(&*device, create)?;
         let zeros = vec![0; superblock::END as usize];
         device.write_at(0, &zeros).map_err(|e| Error::io("write", 0, e))?;
         flush(&*device)?;

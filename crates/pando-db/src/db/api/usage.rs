@@ -410,8 +410,8 @@ fn own_bytes(entry: &Entry) -> (u64, bool) {
     }
 }
 
-/// Raw bytes of the pages of a run that can be read, as often as they are seen. A page counts whole, and as often as the
-/// part of it that is seen most.
+/// Raw bytes of the pages of a run that can be read, as often as they are seen. A page counts whole, and as often as
+/// the part of it that is seen most.
 fn readable(run: &Run, shown: &[ShownSpan]) -> u64 {
     let mut bytes = 0u64;
     // The page that was counted last, and how many times.

@@ -30,8 +30,8 @@ impl Engine {
         tighter_bounds(&tree, &self.pager, MAX_TIGHTENED)
     }
 
-    /// Lowers the bounds of those of these nodes that are still what they were, as far as what they refer to allows now.
-    /// The caller holds `checkpointing`.
+    /// Lowers the bounds of those of these nodes that are still what they were, as far as what they refer to allows
+    /// now. The caller holds `checkpointing`.
     fn lower_bounds(&self, tighter: &[Tighter]) {
         if tighter.is_empty() {
             return;
@@ -61,8 +61,8 @@ mod tests {
     /// Bytes of a long key.
     const LONG_BYTES: usize = 3000;
 
-    /// A store of several levels without long keys, and a way from the root down to above a leaf, on which each node has
-    /// a long bound: as if such a key had just gone from the leaf because nothing showed it.
+    /// A store of several levels without long keys, and a way from the root down to above a leaf, on which each node
+    /// has a long bound: as if such a key had just gone from the leaf because nothing showed it.
     fn store() -> (Db, Vec<NodeId>) {
         let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
         let options = Options { background: false, ..Options::default() };

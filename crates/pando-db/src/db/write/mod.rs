@@ -67,9 +67,9 @@ impl Engine {
         self.write_of_any_length(batch)
     }
 
-    /// Applies puts of a backup, into a store that is none before all of them are part of a checkpoint. What was read may
-    /// be put, be it longer than a call takes: upserts make such values, and an older version let clones make such keys.
-    /// What is longer than the log takes is not in the log.
+    /// Applies puts of a backup, into a store that is none before all of them are part of a checkpoint. What was read
+    /// may be put, be it longer than a call takes: upserts make such values, and an older version let clones make such
+    /// keys. What is longer than the log takes is not in the log.
     pub fn write_restored(&self, batch: Batch) -> Result<()> {
         let len: usize = batch.ops().iter().map(op_len).sum();
         if record::most_bytes(batch.ops()) <= self.max_batch() {

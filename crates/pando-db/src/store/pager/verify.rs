@@ -2,12 +2,11 @@
 //!
 //! A checker that took what is cached would find no damage below it. Guarantees: what it gives comes from the device as
 //! it is now, unless it is not yet written; pages that are read so do not push others out of the cache. A place that
-//! cannot be read is noted for readers only if they would have to read it: as long as it is cached, what is there is good,
-//! and the next change of it writes it to another place. May use: what the pager may.
+//! cannot be read is noted for readers only if they would have to read it: as long as it is cached, what is there is
+//! good, and the next change of it writes it to another place. May use: what the pager may.
 
 use std::sync::Arc;
 
-use super::{Handle, Pager};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
@@ -19,16 +18,21 @@ use crate::{
         cache_key::CacheKey,
         cached::Cached,
         page_id::place,
+        pager::{Handle, Pager},
         scattered,
         table::{Loc, Table},
     },
 };
 
-/// A node that was read, if it is as high as the table says.
-pub(super) fn of_height(table: &Table, id: NodeId, handle: Handle) -> Result<Handle> {
-    match table.get(id) {
-        Some(entry) if entry.height == handle.node.height => Ok(handle),
-        _ => Err(Error::corrupt("node header", 0, format!("node {id} has another height than the table"))),
+impl Handle {
+    /// The node, if it is as high as the table says.
+    pub(super) fn of_height(self, table: &Table, id: NodeId) -> Result<Handle> {
+        match table.get(id) {
+            Some(entry) if entry.height == self.node.height => Ok(self),
+            _ => {
+                Err(Error::corrupt("node header", 0, format!("node {id} has another height than the table")))
+            }
+        }
     }
 }
 
@@ -58,7 +62,7 @@ impl Pager {
             let key = CacheKey { extent: stored.head()?.id, offset: 0 };
             let node = Arc::new(self.noting_if_needed(key, self.read_header(stored))?);
             if self.cache.peek(&key).is_some() {
-                return of_height(table, id, Handle { node, home: Some(stored.clone()) });
+                return Handle { node, home: Some(stored.clone()) }.of_height(table, id);
             }
             // It is compared with its parents next.
             self.cache.insert(key, Cached::Header(node));

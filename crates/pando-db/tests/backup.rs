@@ -12,7 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use pando_db::{
-    Backup, CreateOptions, Db, Error, Options, Snapshot,
+    Backup, CreateOptions, Db, Error, MAX_VALUE, Merge, Options, Snapshot,
     device::{Device, FailMode, MemDevice, SimDevice},
     patch,
 };
@@ -301,4 +301,80 @@ fn errors_of_the_other_side_are_passed_on() {
     let (device, result) = restored(good[..100].chain(Broken));
     assert!(matches!(result, Err(Error::Io { action: "read of the backup", .. })), "{result:?}");
     assert!(is_no_store(&device) && device.size() > 0);
+}
+
+/// Makes values longer and longer.
+struct Appending;
+
+impl Merge for Appending {
+    fn name(&self) -> &'static str {
+        "append"
+    }
+
+    fn apply(&self, old: Option<&[u8]>, op: &[u8]) -> Option<Bytes> {
+        Some([old.unwrap_or_default(), op].concat().into())
+    }
+
+    fn combine(&self, _: &[u8], _: &[u8]) -> Option<Bytes> {
+        None
+    }
+}
+
+/// Upserts may make a value longer than a call takes, and a store with a larger log has longer ones. The backup was
+/// made, and said nothing; restoring it was refused.
+#[test]
+fn values_that_are_longer_than_a_call_takes_restore() {
+    let appending = || options().merge(Arc::new(Appending));
+    let device = Arc::new(MemDevice::new(256 << 20));
+    Db::create(device.clone(), &small(), &appending()).unwrap();
+    let db = Db::open(device, appending()).unwrap();
+    for n in 0..6u8 {
+        db.upsert("grows", vec![n; 1_000_000]).unwrap();
+        db.put(format!("long {n}"), vec![n; 3_000_000]).unwrap();
+        db.put(format!("short {n}"), vec![n; 300]).unwrap();
+    }
+    let before = pairs(&db.snapshot());
+    assert!(before[0].1.len() > MAX_VALUE);
+    let stream = stream(&db.snapshot());
+    // With a log of 64 KiB, of which a batch takes a quarter.
+    let create = small().log_size(64 << 10);
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let report = Db::restore(device.clone(), &stream[..], &create, &appending()).unwrap();
+    assert_eq!(report.pairs, before.len() as u64);
+    let copy = Db::open(device.clone(), appending()).unwrap();
+    assert!(pairs(&copy.snapshot()) == before, "other pairs came out");
+    assert!(copy.check().unwrap().findings.is_empty());
+    // It is a store like any other, and keeps to the limits.
+    assert!(matches!(copy.put("a", vec![1; 3_000_000]), Err(Error::TooLarge { .. })));
+    copy.put("a", vec![1; 3000]).unwrap();
+    copy.sync().unwrap();
+    drop(copy);
+    let copy = Db::open(device, appending()).unwrap();
+    assert_eq!(copy.get(b"a").unwrap().unwrap().len(), 3000);
+    assert_eq!(copy.range(b"", None).count(), before.len() + 1);
+}
+
+/// The superblocks were overwritten before anybody was asked.
+#[test]
+fn restoring_onto_a_store_that_is_in_use_is_refused_and_harms_nothing() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    Db::create(device.clone(), &small(), &options()).unwrap();
+    let db = Db::open(device.clone(), options()).unwrap();
+    db.put("here", "before").unwrap();
+    let stream = stream(&history(3).snapshot());
+    let restore = |create: &CreateOptions| Db::restore(device.clone(), &stream[..], create, &options());
+    assert!(matches!(restore(&small()), Err(Error::Locked)));
+    db.put("and", "after").unwrap();
+    db.sync().unwrap();
+    drop(db);
+    // Nor do options that no store can be made with.
+    for create in [small().node_size(1), small().log_size(1), small().log_size(64 << 20)] {
+        assert!(matches!(restore(&create), Err(Error::Invalid(_))));
+    }
+    let db = Db::open(device.clone(), options()).unwrap();
+    assert_eq!(db.range(b"", None).count(), 2);
+    // Both at once can only be one after the other.
+    drop(db);
+    restore(&small()).unwrap();
+    assert!(Db::open(device.clone(), options()).unwrap().range(b"", None).count() > 3000);
 }

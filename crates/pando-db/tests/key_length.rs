@@ -5,7 +5,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -14,7 +14,7 @@ use std::{
 use bytes::Bytes;
 use pando_db::{
     Batch, CreateOptions, Db, Error, MAX_KEY, Merge, Op, Options, PatchMerge, Result,
-    device::{Device, MemDevice},
+    device::{Device, DeviceCall, HookedDevice, MemDevice},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -504,6 +504,62 @@ fn beside_writers_of_long_keys_no_copy_is_too_long() {
     assert!(made > 0 && refused > 0);
     check(&s.db);
     delete_each(&s.db);
+}
+
+/// What another thread does while a clone searches.
+type Meanwhile = fn(&Db);
+
+/// What came and was flushed in the middle of a search was in no table any more when the clone asked what is newer than
+/// the search: it made a key of more than `MAX_KEY` bytes. And what cannot matter is no reason to search again.
+#[test]
+fn what_comes_and_is_flushed_while_a_clone_searches_counts() {
+    let cases: [(&str, Meanwhile, bool); 5] = [
+        ("a long key, flushed", |db| put_flushed(db, padded("src/x", MAX_KEY - 30)), true),
+        ("a long key that is in memory", |db| db.put(padded("src/x", MAX_KEY - 30), "long").unwrap(), true),
+        ("a clone of long keys", |db| db.clone_prefix("longer/", "src/y/").unwrap(), true),
+        ("a short key, flushed", |db| put_flushed(db, "src/x".into()), false),
+        ("a long key elsewhere, flushed", |db| put_flushed(db, padded("sra/x", MAX_KEY - 30)), false),
+    ];
+    for (what, meanwhile, refused) in cases {
+        let (writer, armed) = (Arc::new(OnceLock::<Db>::new()), Arc::new(AtomicBool::new(false)));
+        let (other, once) = (writer.clone(), armed.clone());
+        let device = HookedDevice::new(Arc::new(MemDevice::new(DEVICE)), false, move |call| {
+            if matches!(call, DeviceCall::Read(_)) && once.swap(false, Ordering::Relaxed) {
+                meanwhile(other.get().unwrap());
+            }
+            Ok(())
+        });
+        let device = Arc::new(device);
+        let (create, options) = (CreateOptions::default().node_size(64 << 10), options(1 << 20));
+        Db::create(device.clone(), &create, &options).unwrap();
+        let db = Db::open(device.clone(), options.clone()).unwrap();
+        for n in 0..3000 {
+            db.put(format!("src/{n:04}"), vec![3; 50]).unwrap();
+        }
+        db.put(padded("longer/", MAX_KEY), "long").unwrap();
+        db.put(padded("srd", MAX_KEY), "long").unwrap();
+        db.settle().unwrap();
+        db.close().unwrap();
+        drop(db);
+        let db = Db::open(device, options).unwrap();
+        // So that the root is in memory, and nothing that the search reads is needed by the flush.
+        db.put("a", "").unwrap();
+        db.checkpoint().unwrap();
+        assert!(writer.set(db.clone()).is_ok());
+        armed.store(true, Ordering::Relaxed);
+        let result = db.clone_prefix("src/", padded("dst", 100));
+        assert!(!armed.load(Ordering::Relaxed), "{what}: the search has read nothing");
+        assert_eq!(is_too_long(result), refused, "{what}");
+        let longest = keys(&db).iter().map(Bytes::len).max();
+        assert!(longest <= Some(MAX_KEY), "{what}: a key of {longest:?} bytes");
+        assert_eq!(db.stats().unwrap().length_searches, if refused { 2 } else { 1 }, "{what}");
+        check(&db);
+    }
+}
+
+fn put_flushed(db: &Db, key: Bytes) {
+    db.put(key, "came meanwhile").unwrap();
+    db.checkpoint().unwrap();
 }
 
 /// Ordinary clones are admitted by bounds, without a search, and a store with long keys elsewhere stays out of the way.

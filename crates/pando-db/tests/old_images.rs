@@ -11,7 +11,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 use pando_db::{
-    Db, Error, MAX_KEY, Options, Result,
+    CreateOptions, Db, Error, MAX_KEY, Options, Result,
     device::{Device, MemDevice},
 };
 
@@ -126,4 +126,24 @@ fn a_store_without_bounds_of_keys_opens_and_keeps_the_limit_from_now_on() {
     assert_same(&db, &wanted);
     db.close().unwrap();
     assert_same(&Db::open(device, options()).unwrap(), &wanted);
+}
+
+/// The backup was made, and said nothing; restoring it was refused, since it has keys that no put takes.
+#[test]
+fn a_backup_of_keys_that_are_too_long_restores() {
+    let db = Db::open(image(), options()).unwrap();
+    let mut stream = Vec::new();
+    db.snapshot().backup(&mut stream).unwrap();
+    let restored = Arc::new(MemDevice::new(256 << 20));
+    Db::restore(restored.clone(), &stream[..], &CreateOptions::default(), &options()).unwrap();
+    let db = Db::open(restored, options()).unwrap();
+    assert_same(&db, &contents());
+    // They are what they were: they can be deleted, and none can be put.
+    let long: Vec<Bytes> = contents().into_keys().filter(|key| key.len() > MAX_KEY).collect();
+    assert!(!long.is_empty());
+    for key in long {
+        assert!(matches!(db.put(key.clone(), "x"), Err(Error::TooLarge { what: "key", .. })));
+        db.delete(key).unwrap();
+    }
+    assert!(db.range(b"", None).all(|pair| pair.unwrap().0.len() <= MAX_KEY));
 }

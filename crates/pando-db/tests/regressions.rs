@@ -16,7 +16,7 @@ use crate::model::{
 };
 use bytes::Bytes;
 use pando_db::{
-    CreateOptions, Db, Error, Merge, Op, Options,
+    Batch, CreateOptions, Db, Error, Merge, Op, Options,
     device::{BLOCK, Device, DeviceCall, FailMode, HookedDevice, MemDevice, SimDevice},
 };
 use parking_lot::Mutex;
@@ -398,6 +398,26 @@ fn a_merge_function_that_panics_takes_nothing_with_it() {
     let db = Db::open(device, options(Arc::new(Mended))).unwrap();
     assert_eq!(db.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
     assert_eq!(db.get(b"b").unwrap().as_deref(), Some(&b"2"[..]));
+}
+
+/// Of a batch that may be joined to the one before, the record came first, and beside a reader the batch was then put
+/// into a copy of the active table. When the merge function panicked, the store went on without the batch, and
+/// recovery would have found it.
+#[test]
+fn a_batch_that_panics_beside_a_reader_is_not_logged_by_a_store_that_goes_on() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let options = Options::default().background(false).merge(Arc::new(Touchy));
+    Db::create(device.clone(), &CreateOptions::default(), &options).unwrap();
+    let db = Db::open(device.clone(), options).unwrap();
+    db.put("a", "1").unwrap();
+    thread::scope(|scope| _ = scope.spawn(|| db.get(b"a").unwrap()).join());
+    let mut batch = Batch::new();
+    batch.joinable();
+    batch.upsert("a", "panic");
+    let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| db.write(batch)));
+    assert!(caught.is_err(), "the merge function is not asked where the value is at hand");
+    assert_eq!(db.get(b"a").unwrap().as_deref(), Some(&b"1"[..]));
+    assert!(matches!(db.put("c", "3"), Err(Error::Stopped { .. })), "its record is in the log");
 }
 
 /// Values that stay in the log are in records behind that of their batch. A checkpoint kept these, which nothing

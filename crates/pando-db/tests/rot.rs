@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use pando_db::{
-    Batch, CheckReport, CreateOptions, Db, Error, Options,
+    Batch, CheckReport, Codec, CreateOptions, Db, Error, InspectOptions, Options,
     device::{Device, MemDevice},
 };
 
@@ -385,4 +385,58 @@ fn an_idle_store_writes_one_mark_and_no_more() {
     assert_eq!(writes_in(4), 1);
     db.checkpoint().unwrap();
     assert_eq!(writes_in(3), 0);
+}
+
+/// Where a block begins as leaves of the translation table do.
+fn table_pages(device: &MemDevice) -> Vec<u64> {
+    let begins = |at: &u64| {
+        let mut magic = [0; 4];
+        device.read_at(*at, &mut magic).unwrap();
+        magic == *b"PTBK"
+    };
+    (0..SIZE).step_by(BLOCK as usize).filter(begins).collect()
+}
+
+/// What is in the cache was not read from the device: rot below it was found only when the store was opened again.
+#[test]
+fn a_check_of_a_store_in_use_finds_rot_below_what_is_cached() {
+    for part in ["page", "header", "table"] {
+        let device = Arc::new(MemDevice::new(SIZE));
+        Db::create(device.clone(), &CreateOptions::default().node_size(64 << 10), &options()).unwrap();
+        let db = Db::open(device.clone(), options().codec(Codec::None)).unwrap();
+        let mut random = noise(1);
+        for n in 0..1000 {
+            db.put(format!("{n:04}"), (0..500).map(|_| random() as u8).collect::<Vec<u8>>()).unwrap();
+        }
+        db.settle().unwrap();
+        assert_eq!(db.range(b"", None).count(), 1000);
+        assert!(db.check().unwrap().findings.is_empty());
+        let seen = db.inspect(&InspectOptions::default()).unwrap();
+        let leaf = seen.nodes.iter().find(|node| node.height == 0).unwrap();
+        let extent = &leaf.extents[0];
+        let places = match part {
+            // At the start, and pages follow to the end.
+            "header" => vec![extent.offset + 100],
+            "page" => vec![extent.offset + u64::from(leaf.header_bytes) + 5000],
+            // One of them is in use.
+            _ => table_pages(&device).iter().map(|at| at + 50).collect(),
+        };
+        let flip = || {
+            for at in &places {
+                let mut byte = [0];
+                device.read_at(*at, &mut byte).unwrap();
+                device.write_at(*at, &[byte[0] ^ 1]).unwrap();
+            }
+        };
+        flip();
+        // Readers have it in memory.
+        assert_eq!(db.range(b"", None).filter(Result::is_ok).count(), 1000);
+        let report = db.check().unwrap();
+        assert!(!report.findings.is_empty(), "{part}: the check has read the cache");
+        assert_eq!(report.findings.iter().any(|finding| finding.keys.is_some()), part != "table");
+        // The damage is told to readers when they come to it, and not before.
+        assert_eq!(db.range(b"", None).filter(Result::is_ok).count(), 1000);
+        flip();
+        assert!(db.check().unwrap().findings.is_empty());
+    }
 }

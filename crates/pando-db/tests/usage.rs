@@ -9,17 +9,28 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 const NODE: u64 = 16 << 10;
 
 struct Store {
+    device: Arc<MemDevice>,
     db: Db,
     rng: StdRng,
+}
+
+fn options() -> Options {
+    Options::default().background(false).memtable_bytes(64 << 10)
 }
 
 impl Store {
     fn new(seed: u64) -> Store {
         let device = Arc::new(MemDevice::new(256 << 20));
-        let options = Options::default().background(false).memtable_bytes(64 << 10);
         let create = CreateOptions::default().node_size(NODE as u32);
-        Db::create(device.clone(), &create, &options).unwrap();
-        Store { db: Db::open(device, options).unwrap(), rng: StdRng::seed_from_u64(seed) }
+        Db::create(device.clone(), &create, &options()).unwrap();
+        let db = Db::open(device.clone(), options()).unwrap();
+        Store { device, db, rng: StdRng::seed_from_u64(seed) }
+    }
+
+    /// Closes and opens it, so that nothing is in its cache.
+    fn reopen(&mut self) {
+        self.db.close().unwrap();
+        self.db = Db::open(self.device.clone(), options()).unwrap();
     }
 
     fn put(&mut self, prefix: &str, n: u32) {
@@ -187,4 +198,40 @@ fn what_is_only_in_memory_counts_too() {
     assert!(a.exclusive_bytes <= 2 * NODE && b.exclusive_bytes <= 2 * NODE, "{a:?} {b:?}");
     s.db.delete_prefix("b/").unwrap();
     assert!(s.db.usage(b"a/").unwrap().exclusive_bytes > 1_300_000);
+}
+
+/// Each path to a node brought a range of what stays, equal to those before: n trees that hold the last one twice made
+/// 2^n of them in every node of the first, so the usage of any prefix did not end or took all memory. And as soon as
+/// there were two, the headers of all leaves of the tree were read.
+#[test]
+fn what_clones_of_clones_show_on_many_paths_costs_usage_no_more_than_one() {
+    let mut s = Store::new(8);
+    s.fill("t00/", 4000);
+    s.fill("z/", 10);
+    for level in 1..=60usize {
+        for copy in ["a", "b"] {
+            s.db.clone_prefix(format!("t{:02}/", level - 1), format!("t{level:02}/{copy}/")).unwrap();
+        }
+        // One path shows less.
+        s.db.delete_prefix(format!("t{level:02}/{}{level:05}", "a/".repeat(level))).unwrap();
+        if ![1, 2, 4, 60].contains(&level) {
+            continue;
+        }
+        s.settled();
+        s.reopen();
+        let before = s.db.stats().unwrap();
+        let (leaves, interior) = (before.nodes_by_height[0], before.nodes_by_height[1..].iter().sum::<u64>());
+        let z = s.db.usage(b"z/").unwrap();
+        let reads = s.db.stats().unwrap().device.reads - before.device.reads;
+        println!("{level} levels: {reads} reads, {leaves} leaves, {interior} interior nodes");
+        assert!(
+            leaves > 100 && reads < interior + leaves / 4,
+            "{level} levels: {reads} reads, {leaves} leaves"
+        );
+        assert!(z.visible_bytes < 3 * NODE, "{z:?}");
+        let all = s.db.usage(b"").unwrap();
+        assert_eq!(all.stored_bytes, s.db.stats().unwrap().node_bytes, "{level} levels: {all:?}");
+        // The root never goes.
+        assert!(all.shared_bytes <= NODE, "{level} levels: {all:?}");
+    }
 }

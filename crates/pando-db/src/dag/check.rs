@@ -1,6 +1,7 @@
 //! The checker: every invariant of a version of the DAG, on disk or in memory.
 //!
-//! Verifies: every header and page against its checksum, and the directories of scattered extents; order
+//! Verifies: every header and page on the device against its checksum, whatever is cached, the pages of the translation
+//! table, and the directories of scattered extents; order
 //! and bounds of edges, messages and pairs; heights; that every edge and Goto
 //! shows only what its target holds; the height rule of resting Gotos; and that
 //! reference counts are exact. Extents are checked when the table is loaded:
@@ -81,6 +82,7 @@ pub(crate) fn check(tree: &Tree, pager: &Pager) -> Report {
         }
     }
     checker.locate_damage();
+    checker.check_table();
     checker.report
 }
 
@@ -96,6 +98,18 @@ impl Checker<'_> {
         }
     }
 
+    /// What is in memory of the table is whole. What is on the device is read when the store is opened.
+    fn check_table(&mut self) {
+        let tree = self.tree;
+        tree.table.for_each_home(|home| {
+            if let Err(error) = home.verify(&**self.pager.device())
+                && self.report.problems.len() < MAX_PROBLEMS
+            {
+                self.report.problems.push(Problem { what: error.to_string(), node: None, keys: None });
+            }
+        });
+    }
+
     /// A bound of key lengths that is too small would let clones make keys that are too long.
     fn check_bound(&mut self, id: NodeId, node: &Node) {
         let of = |id| self.tree.table.get(id).map_or(Longest::UNKNOWN, |entry| entry.longest);
@@ -105,7 +119,7 @@ impl Checker<'_> {
     }
 
     fn check_node(&mut self, id: NodeId) {
-        let handle = match self.pager.node(&self.tree.table, id) {
+        let handle = match self.pager.node_on_device(&self.tree.table, id) {
             Ok(handle) => handle,
             Err(error) => return self.problem(id, error.to_string()),
         };
@@ -224,7 +238,7 @@ impl Checker<'_> {
     }
 
     fn check_page(&mut self, handle: &Handle, page: &PageRef) -> Result<()> {
-        let loaded = self.pager.page(handle.home.as_ref(), page)?;
+        let loaded = self.pager.page_on_device(handle.home.as_ref(), page)?;
         if loaded.longest() > page.longest {
             return Err(Error::corrupt("node page", 0, "keys are longer than the header says"));
         }

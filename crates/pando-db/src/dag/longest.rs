@@ -23,7 +23,7 @@ use crate::{
     key::{Lens, Longest, Span},
     limits::MAX_KEY,
     merge::Merge,
-    node::{Body, NodeId, Run, Target, ranged::Ranged},
+    node::{Body, Node, NodeId, Run, Target, ranged::Ranged},
     store::{
         pager::{Handle, Pager},
         table::{Entry, Loc, Table},
@@ -100,25 +100,28 @@ fn may_exceed(local: Longest, up: &Lens, most: usize) -> bool {
 pub(crate) struct Tighter {
     id: NodeId,
     of: Loc,
-    longest: Longest,
+    node: Arc<Node>,
 }
 
-/// Finds nodes with a long bound that can be lower, from above, and looks at `budget` nodes at most. What cannot be
-/// read keeps its bound. I/O: the headers of interior nodes with long bounds.
+/// Finds nodes with a long bound that can be lower, from above, and looks at `budget` nodes at most; the lowest come
+/// first. What cannot be read keeps its bound. I/O: the headers of interior nodes with long bounds.
 pub(crate) fn tighter_bounds(tree: &Tree, pager: &Pager, mut budget: usize) -> Vec<Tighter> {
     let mut found = HashMap::new();
     tighter(tree, pager, tree.root, &mut budget, &mut found);
+    let lower = |(id, (node, longest))| {
+        let entry = tree.table.get(id).filter(|entry| longest < entry.longest)?;
+        Some(Tighter { id, of: entry.loc.clone(), node })
+    };
+    let mut found: Vec<Tighter> = found.into_iter().filter_map(lower).collect();
+    found.sort_unstable_by_key(|found| found.node.height);
     found
-        .into_iter()
-        .filter_map(|(id, longest)| {
-            let entry = tree.table.get(id).filter(|entry| longest < entry.longest)?;
-            Some(Tighter { id, of: entry.loc.clone(), longest })
-        })
-        .collect()
 }
 
+/// The nodes that were looked at, and their bounds.
+type LookedAt = HashMap<NodeId, (Arc<Node>, Longest)>;
+
 /// Notes the bound of every node that is looked at. Heights descend, so this ends.
-fn tighter(tree: &Tree, pager: &Pager, id: NodeId, budget: &mut usize, found: &mut HashMap<NodeId, Longest>) {
+fn tighter(tree: &Tree, pager: &Pager, id: NodeId, budget: &mut usize, found: &mut LookedAt) {
     let Some(entry) = tree.table.get(id) else { return };
     if entry.height == 0 || !entry.longest.exceeds(LONG_BYTES) || found.contains_key(&id) || *budget == 0 {
         return;
@@ -134,22 +137,24 @@ fn tighter(tree: &Tree, pager: &Pager, id: NodeId, budget: &mut usize, found: &m
         }
     }
     let known = |id| tree.table.get(id).map_or(Longest::UNKNOWN, |entry| entry.longest);
-    let of = |child| found.get(&child).copied().unwrap_or(Longest::UNKNOWN).min(known(child));
+    let of = |child| found.get(&child).map_or(Longest::UNKNOWN, |(_, longest)| *longest).min(known(child));
     let longest = handle.node.longest_key(of);
-    found.insert(id, longest);
+    found.insert(id, (handle.node, longest));
 }
 
 impl Tighter {
-    /// Lowers the bound in `table`, a later version, if the node is still the one that was looked at: what is below it
-    /// can only have lost keys since.
+    /// Lowers the bound in `table`, a later version, if the node is still the one that was looked at: to what it is by
+    /// the bounds in this table of what the node refers to. One of these may be another version, whose bound is higher.
     pub fn apply(&self, table: &mut Table) {
         let same = |entry: &&Entry| match (&entry.loc, &self.of) {
             (Loc::Dirty(a), Loc::Dirty(b)) => Arc::ptr_eq(a, b),
             (Loc::Stored(a), Loc::Stored(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
-        if let Some(entry) = table.get(self.id).filter(same).cloned() {
-            let longest = entry.longest.min(self.longest);
+        let of = |child| table.get(child).map_or(Longest::UNKNOWN, |entry| entry.longest);
+        let longest = self.node.longest_key(of);
+        if let Some(entry) = table.get(self.id).filter(same).filter(|entry| longest < entry.longest).cloned()
+        {
             table.set(self.id, Some(Entry { longest, ..entry }));
         }
     }

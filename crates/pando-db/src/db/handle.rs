@@ -13,7 +13,7 @@ use crate::{
         engine::{Engine, report::Finding},
         recover::open,
     },
-    device::{Medium, New},
+    device::{Device, Medium, New},
     error::{Error, Result},
     options::{CreateOptions, Options},
 };
@@ -58,6 +58,11 @@ impl Db {
             })
         };
         make().map_err(about(path))
+    }
+
+    /// [`Error::Invalid`] if no store can be made on this device with these options. Changes nothing.
+    pub(crate) fn check_create(device: &dyn Device, create: &CreateOptions) -> Result<()> {
+        open::checked_log_size(device, create).map(|_| ())
     }
 
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.

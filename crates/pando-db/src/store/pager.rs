@@ -8,6 +8,7 @@
 
 mod admit;
 pub(crate) mod described;
+mod verify;
 
 use std::{
     hash::BuildHasher,
@@ -244,14 +245,7 @@ impl Pager {
             Loc::Dirty(node) => Handle { node: node.clone(), home: None },
             Loc::Stored(stored) => Handle { node: self.header(stored)?, home: Some(stored.clone()) },
         };
-        if handle.node.height != entry.height {
-            return Err(Error::corrupt(
-                "node header",
-                0,
-                format!("node {id} has another height than the table"),
-            ));
-        }
-        Ok(handle)
+        handle.of_height(table, id)
     }
 
     #[cfg(test)]
@@ -276,16 +270,7 @@ impl Pager {
             }
         };
         self.misses.add();
-        let offset = head.offset;
-        let read = || {
-            let bytes = scattered::read(&*self.device, head, 0, stored.header_len)?;
-            if xxh3_64(&bytes) != stored.header_sum {
-                return Err(Error::corrupt("node header", offset, "its checksum does not match"));
-            }
-            let lens: Vec<u64> = stored.parts.iter().map(|part| part.len).collect();
-            Ok(Arc::new(node_codec::decode(bytes, &lens)?))
-        };
-        let node = self.noting(key, read())?;
+        let node = Arc::new(self.noting(key, self.read_header(stored))?);
         self.cache.insert(key, Cached::Header(node.clone()));
         Ok(node)
     }
@@ -408,11 +393,7 @@ impl Pager {
             }
         };
         self.misses.add();
-        let from = u64::from(segment.offset);
-        let at = extent.place(from, 1).unwrap_or(extent.offset);
-        let read = scattered::read(&*self.device, extent, from, segment.len)
-            .and_then(|bytes| node_codec::load_page(page, segment, bytes, at));
-        let parsed = Arc::new(self.noting(key, read)?);
+        let parsed = Arc::new(self.noting(key, self.read_page(page, extent, segment))?);
         self.cache.insert(key, Cached::Page(parsed.clone()));
         Ok(parsed)
     }

@@ -71,6 +71,18 @@ pub(crate) struct Home {
     pub sum: u64,
 }
 
+impl Home {
+    /// Reads the page again: [`Error::Corrupt`] if it is not what was written.
+    pub fn verify(&self, device: &dyn Device) -> Result<()> {
+        scattered::verify(device, &self.extent)?;
+        let bytes = scattered::read(device, &self.extent, 0, self.extent.len as u32)?;
+        match xxh3_64(&bytes) == self.sum {
+            true => Ok(()),
+            false => Err(Error::corrupt("table page", self.extent.offset, "its checksum does not match")),
+        }
+    }
+}
+
 /// The same as it stands on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageAddress {
@@ -204,14 +216,22 @@ impl Table {
 
     /// Bytes that the pages of this table take on the device, those not written yet left out. O(pages).
     pub fn page_bytes(&self) -> u64 {
-        fn walk(page: &TablePage) -> u64 {
-            let below = match &page.slots {
-                PageSlots::Leaf(_) => 0,
-                PageSlots::Inner(slots) => slots.iter().flatten().map(|child| walk(child)).sum(),
-            };
-            below + page.home.as_ref().map_or(0, |home| home.extent.owned_bytes())
+        let mut bytes = 0;
+        self.for_each_home(|home| bytes += home.extent.owned_bytes());
+        bytes
+    }
+
+    /// Calls `visit` for the place of every page that is written. O(pages).
+    pub fn for_each_home(&self, mut visit: impl FnMut(&Home)) {
+        fn walk(page: &TablePage, visit: &mut dyn FnMut(&Home)) {
+            page.home.iter().for_each(&mut *visit);
+            if let PageSlots::Inner(slots) = &page.slots {
+                slots.iter().flatten().for_each(|child| walk(child, visit));
+            }
         }
-        self.root.as_deref().map_or(0, walk)
+        if let Some(root) = &self.root {
+            walk(root, &mut visit);
+        }
     }
 
     /// Nodes with more than one reference, a count.

@@ -15,7 +15,8 @@ use crate::{
 
 impl Db {
     /// Verifies every checksum and every invariant of the store in its present state, including what is in memory
-    /// only. The store stays in use meanwhile. Cost: all nodes and pages are read.
+    /// only. The store stays in use meanwhile. What is cached is read from the device all the same; the log and the
+    /// superblock are verified when a store is opened, not here. Cost: all nodes and pages are read.
     pub fn check(&self) -> Result<CheckReport> {
         check(self.engine())
     }

@@ -23,7 +23,7 @@ use crate::{
         },
         handle::Db,
     },
-    device::{BLOCK, Device, DeviceStats, Medium, New},
+    device::{BLOCK, Device, DeviceStats, InUse, Medium, New},
     error::{Error, Result},
     options::{CreateOptions, Options},
     store::superblock,
@@ -107,12 +107,14 @@ impl<R: Read> Backup<R> {
     }
 
     /// Makes a store with these pairs, as [`Db::create`] makes an empty one: in a new file at a path, or on a device,
-    /// overwriting what is there. Does not open it.
+    /// overwriting what is there. Does not open it. Whatever a store held is restored: also keys and values that are
+    /// longer than a call takes, or than the log of the new store ([`CreateOptions::log_size`]).
     ///
     /// [`Error::Corrupt`] for a stream that is damaged, cut short, or followed by other bytes; [`Error::NoSpace`] for
     /// a device that is too small; [`Error::Format`] if `options.merge` is not that of the backup. After any error,
-    /// and after a crash, there is no store; after an error a file that was made for it is removed. Memory: a block,
-    /// and what `options` allow the engine.
+    /// and after a crash, there is no store; after an error a file that was made for it is removed. Only a device that
+    /// is in use ([`Error::Locked`]), and one on which no store can be made with these options, are left as they were.
+    /// Memory: a block, and what `options` allow the engine.
     pub fn restore(
         self,
         medium: impl Medium,
@@ -146,6 +148,9 @@ impl<R: Read> Backup<R> {
         create: &CreateOptions,
         options: &Options,
     ) -> Result<BackupReport> {
+        // Before anything is overwritten. Who makes the store and opens it does so on a device of its own.
+        let _in_use = InUse::new(&device, false)?;
+        Db::check_create(&*device, create)?;
         let zeros = vec![0; superblock::END as usize];
         device.write_at(0, &zeros).map_err(|e| Error::io("write", 0, e))?;
         flush(&*device)?;
@@ -174,7 +179,7 @@ impl<R: Read> Backup<R> {
             if kind == kind::END {
                 self.end(entries, raw, &report)?;
                 if !batch.is_empty() {
-                    db.write(batch)?;
+                    db.engine().write_restored(batch)?;
                 }
                 report.stream_bytes = self.at;
                 return Ok(report);
@@ -189,7 +194,7 @@ impl<R: Read> Backup<R> {
                 }
                 let len = key.len() + value.len();
                 if size + len > limit && !batch.is_empty() {
-                    db.write(std::mem::take(&mut batch))?;
+                    db.engine().write_restored(std::mem::take(&mut batch))?;
                     size = 0;
                 }
                 report.pairs += 1;

@@ -11,9 +11,12 @@
 //!
 //! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Extents of
 //! pages, which several nodes may use, go with the last of them
-//! (`usage/extents.rs`). Reads headers only and takes no lock. Uses the pager and the maps of `key`.
+//! (`usage/extents.rs`). What paths show of a node is brought together before it is passed on (`usage/paths.rs`), so a
+//! node costs the same however many paths lead to it. Reads headers only and takes no lock. Uses the pager and the maps
+//! of `key`.
 
 mod extents;
+mod paths;
 
 use std::{
     cmp::Reverse,
@@ -23,14 +26,20 @@ use std::{
 
 use bytes::Bytes;
 
-use self::extents::Extents;
+use self::{
+    extents::Extents,
+    paths::{PathSpans, ShownSpan},
+};
 use crate::{
     dag::read::view::View,
     db::{api::inspect::stored_len, engine::Engine, handle::Db},
     device::BLOCK,
     error::{Error, Result},
     key::{Lens, Span, behind},
-    node::{Body, NodeId, Run, Target},
+    node::{
+        Body, NodeId, Run, Target,
+        ranged::{clip, cut},
+    },
     store::{
         layout::is_worth_keeping,
         pager::Handle,
@@ -96,9 +105,6 @@ pub struct Usage {
     pub shared_nodes: u64,
 }
 
-/// What of a node can be seen, and how many times.
-type ShownRanges = BTreeMap<(Bytes, Option<Bytes>), u64>;
-
 /// What is known of a node before its turn.
 #[derive(Default)]
 struct Visit {
@@ -107,9 +113,21 @@ struct Visit {
     /// References that stay.
     stays: u64,
     /// Local keys that these show afterwards.
+    kept: PathSpans,
+    /// Local keys that can be read under the prefix, and how many times.
+    shown: PathSpans,
+}
+
+/// The same of a node, or of a part of it, when its turn has come: ranges ascend and are apart.
+struct Seen {
     kept: Vec<Span>,
-    /// Local keys that can be read under the prefix.
-    shown: ShownRanges,
+    shown: Vec<ShownSpan>,
+}
+
+impl Seen {
+    fn clipped(&self, span: &Span) -> Seen {
+        Seen { kept: clip(&self.kept, span), shown: clip(&self.shown, span) }
+    }
 }
 
 /// Bytes of the pages of one node that lie in one place.
@@ -201,8 +219,6 @@ impl UsageWalk<'_> {
 
     /// What is in memory only: like a node above the root, with its Gotos over one edge.
     fn memory(&mut self, spans: &[Span]) -> Result<()> {
-        let mut visit = Visit { kept: Span::all().without_all(spans), ..Visit::default() };
-        spans.iter().for_each(|span| show(&mut visit.shown, span.clone(), 1));
         let mut hidden: Vec<Span> = Vec::new();
         for table in &self.view.tables {
             for part in spans.iter().flat_map(|span| span.without_all(&hidden)) {
@@ -215,16 +231,14 @@ impl UsageWalk<'_> {
             }
             hidden.extend(table.ranges.values().map(|range| range.span.clone()));
         }
-        let kept: Vec<Span> = visit.kept.iter().flat_map(|span| span.without_all(&hidden)).collect();
         // The superblock's reference never goes.
         let root = self.visit(self.view.tree.root, None)?;
         root.stays += 1;
-        root.kept.extend(kept);
-        for ((lo, hi), times) in &visit.shown {
-            part(lo, hi)
-                .without_all(&hidden)
-                .into_iter()
-                .for_each(|part| show(&mut root.shown, part, *times));
+        for part in Span::all().without_all(spans.iter().chain(&hidden)) {
+            root.kept.add(part, 1);
+        }
+        for part in spans.iter().flat_map(|span| span.without_all(&hidden)) {
+            root.shown.add(part, 1);
         }
         Ok(())
     }
@@ -234,24 +248,25 @@ impl UsageWalk<'_> {
         self.usage.visible_bytes = self.usage.visible_bytes.saturating_add(bytes);
     }
 
-    fn node(&mut self, id: NodeId, mut visit: Visit) -> Result<()> {
+    fn node(&mut self, id: NodeId, visit: Visit) -> Result<()> {
         let entry = self.view.tree.table.get(id).ok_or_else(|| missing(id))?;
-        let reached = !visit.shown.is_empty();
+        let Visit { gone, stays, kept, shown } = visit;
+        let mut seen = Seen { kept: kept.any(), shown: shown.counted() };
         let count = u64::from(entry.count);
         let handle = self.engine.pager.node(&self.view.tree.table, id)?;
-        if visit.gone + visit.stays < count {
+        if gone + stays < count {
             // What refers to it besides is not known, and may show everything.
-            visit.kept = vec![handle.node.span.clone()];
+            seen.kept = vec![handle.node.span.clone()];
         }
-        self.usage.nodes += u64::from(reached);
-        let fate = if visit.gone >= count {
+        self.usage.nodes += u64::from(!seen.shown.is_empty());
+        let fate = if gone >= count {
             self.goes(entry);
             Fate::Gone
         } else {
-            self.stays(entry, &handle, &visit);
+            self.stays(entry, &handle, &seen);
             Fate::Stays
         };
-        self.below(&handle, &visit, fate)
+        self.below(&handle, &seen, fate)
     }
 
     /// Counts a node that goes as a whole.
@@ -264,9 +279,7 @@ impl UsageWalk<'_> {
     }
 
     /// Counts a node of which something stays.
-    fn stays(&mut self, entry: &Entry, handle: &Handle, visit: &Visit) {
-        let seen = |page: &Span| visit.shown.keys().any(|(lo, hi)| part(lo, hi).overlaps(page));
-        let kept = |page: &Span| visit.kept.iter().any(|span| span.overlaps(page));
+    fn stays(&mut self, entry: &Entry, handle: &Handle, seen: &Seen) {
         let (mut own, mut apart) = (Pages::default(), HashMap::<u64, Pages>::new());
         for page in handle.node.pages() {
             // The least key above the last one ends the range.
@@ -276,19 +289,20 @@ impl UsageWalk<'_> {
                 Some(extent) => apart.entry(extent.id).or_default(),
                 None => &mut own,
             };
-            let seen = seen(&keys);
-            if !kept(&keys) {
+            let Seen { kept, shown } = seen.clipped(&keys);
+            if kept.is_empty() {
                 pages.go += bytes;
                 continue;
             }
-            let cut = seen && !visit.kept.iter().any(|span| span.covers(&keys));
+            let seen = !shown.is_empty();
+            let cut = seen && kept != [keys];
             pages.stay += bytes;
             pages.stay_raw += u64::from(page.raw);
             pages.seen += if seen { bytes } else { 0 };
             pages.cut += if cut { bytes } else { 0 };
             pages.cut_raw += if cut { u64::from(page.raw) } else { 0 };
         }
-        let all = visit.shown.keys().any(|(lo, hi)| part(lo, hi).covers(&handle.node.span));
+        let all = handle.node.span.without_all(seen.shown.iter().map(|part| &part.span)).is_empty();
         self.usage.exclusive_bytes += own.go;
         self.usage.estimated_bytes += own.go;
         let shared = if all { own_bytes(entry).0.saturating_sub(own.go) } else { own.seen };
@@ -310,73 +324,59 @@ impl UsageWalk<'_> {
     }
 
     /// Passes on to what a node refers to, and counts what can be read in it.
-    fn below(&mut self, handle: &Handle, visit: &Visit, fate: Fate) -> Result<()> {
+    fn below(&mut self, handle: &Handle, seen: &Seen, fate: Fate) -> Result<()> {
         let node = &handle.node;
-        let above = Some(node.height);
         let edges = match &node.body {
             Body::Leaf(run) => {
-                self.see(readable(run, &visit.shown, &[]));
+                self.see(readable(run, &seen.shown));
                 return Ok(());
             }
             Body::Interior(edges) => edges,
         };
         for (i, edge) in edges.iter().enumerate() {
+            let live = node.edge_span(i);
+            let mut seen = seen.clipped(&live);
             // Newest first: what a range message covers hides all that is older.
-            let mut hidden: Vec<Span> = Vec::new();
             for layer in edge.layers.iter().rev() {
-                self.see(readable(&layer.run, &visit.shown, &hidden));
-                let before = hidden.len();
+                self.see(readable(&layer.run, &seen.shown));
                 for range in &layer.ranges {
                     if let Some(target) = &range.target {
-                        let hidden = hidden.get(..before).unwrap_or_default();
-                        self.refer(&range.span, target, visit, hidden, fate, above)?;
+                        self.refer(&range.span, target, &seen.clipped(&range.span), fate, node.height)?;
                     }
-                    hidden.push(range.span.clone());
+                }
+                if !layer.ranges.is_empty() {
+                    seen.kept = cut(&seen.kept, &layer.ranges);
+                    seen.shown = cut(&seen.shown, &layer.ranges);
                 }
             }
             if let Some(target) = &edge.child {
-                self.refer(&node.edge_span(i), target, visit, &hidden, fate, above)?;
+                self.refer(&live, target, &seen, fate, node.height)?;
             }
         }
         Ok(())
     }
 
-    /// Passes an edge or Goto of a node with this `visit` and `fate` on to its target.
-    fn refer(
-        &mut self,
-        live: &Span,
-        target: &Target,
-        visit: &Visit,
-        hidden: &[Span],
-        fate: Fate,
-        above: Option<u8>,
-    ) -> Result<()> {
-        let lens = Lens::of_edge(live, &target.prepend);
-        let mut shown = Vec::new();
-        for ((lo, hi), times) in &visit.shown {
-            let Some(part) = part(lo, hi).intersect(live) else { continue };
-            shown.extend(part.without_all(hidden).iter().map(|part| (lens.apply_span(part), *times)));
-        }
-        let kept = visit.kept.iter().filter_map(|span| span.intersect(live));
-        let kept: Vec<Span> = kept.flat_map(|part| part.without_all(hidden)).collect();
+    /// Passes an edge or Goto over `live` of a node of this `fate`, of which this is `seen`, on to its target.
+    fn refer(&mut self, live: &Span, target: &Target, seen: &Seen, fate: Fate, above: u8) -> Result<()> {
         let entry = self.view.tree.table.get(target.id);
         // Of a leaf with this reference only, all that is shown now is shown afterwards.
         let nothing_changes = fate == Fate::Stays
-            && kept == [live.clone()]
+            && seen.kept == [live.clone()]
             && entry.is_some_and(|entry| entry.height == 0 && entry.count == 1);
-        if shown.is_empty() && nothing_changes {
+        if seen.shown.is_empty() && nothing_changes {
             return Ok(());
         }
-        let next = self.visit(target.id, above)?;
+        let lens = Lens::of_edge(live, &target.prepend);
+        let next = self.visit(target.id, Some(above))?;
         match fate {
             Fate::Gone => next.gone += 1,
-            Fate::Stays if kept.is_empty() => next.gone += 1,
+            Fate::Stays if seen.kept.is_empty() => next.gone += 1,
             Fate::Stays => {
                 next.stays += 1;
-                next.kept.extend(kept.iter().map(|part| lens.apply_span(part)));
+                seen.kept.iter().for_each(|part| next.kept.add(lens.apply_span(part), 1));
             }
         }
-        shown.into_iter().for_each(|(span, times)| show(&mut next.shown, span, times));
+        seen.shown.iter().for_each(|part| next.shown.add(lens.apply_span(&part.span), part.times));
         Ok(())
     }
 }
@@ -390,17 +390,8 @@ enum Fate {
     Stays,
 }
 
-fn part(lo: &Bytes, hi: &Option<Bytes>) -> Span {
-    Span::new(lo.clone(), hi.clone())
-}
-
 fn missing(id: NodeId) -> Error {
     Error::corrupt("node reference", 0, format!("node {id} does not exist"))
-}
-
-fn show(shown: &mut ShownRanges, span: Span, times: u64) {
-    let seen = shown.entry((span.lo, span.hi)).or_default();
-    *seen = seen.saturating_add(times);
 }
 
 /// Bytes of what a node alone owns, and whether it is written. For one that is not, an estimate without the
@@ -419,25 +410,20 @@ fn own_bytes(entry: &Entry) -> (u64, bool) {
     }
 }
 
-/// Raw bytes of the pages of a run that can be read, as often as they are seen. A page counts whole, and once for all
-/// parts of it that are seen one behind the other.
-fn readable(run: &Run, shown: &ShownRanges, hidden: &[Span]) -> u64 {
+/// Raw bytes of the pages of a run that can be read, as often as they are seen. A page counts whole, and as often as
+/// the part of it that is seen most.
+fn readable(run: &Run, shown: &[ShownSpan]) -> u64 {
     let mut bytes = 0u64;
-    // The page that was counted last, where the part ended that showed it, and how many times it was counted.
-    let mut last: Option<(usize, Option<Bytes>, u64)> = None;
-    for ((lo, hi), times) in shown {
-        for part in part(lo, hi).without_all(hidden) {
-            let from = run.page_from(&part.lo);
-            let pages = run.pages.iter().enumerate().skip(from);
-            for (at, page) in pages.take_while(|(_, page)| page.meets(&part)) {
-                let before = match &last {
-                    Some((page, Some(end), times)) if *page == at && *end <= part.lo => *times,
-                    _ => 0,
-                };
-                let more = times.saturating_sub(before);
-                bytes = bytes.saturating_add(u64::from(page.raw).saturating_mul(more));
-                last = Some((at, part.hi.clone(), before.max(*times)));
-            }
+    // The page that was counted last, and how many times.
+    let mut last: Option<(usize, u64)> = None;
+    for ShownSpan { span, times } in shown {
+        let from = run.page_from(&span.lo);
+        let pages = run.pages.iter().enumerate().skip(from);
+        for (at, page) in pages.take_while(|(_, page)| page.meets(span)) {
+            let before = last.filter(|(page, _)| *page == at).map_or(0, |(_, times)| times);
+            let more = times.saturating_sub(before);
+            bytes = bytes.saturating_add(u64::from(page.raw).saturating_mul(more));
+            last = Some((at, before.max(*times)));
         }
     }
     bytes

@@ -1,7 +1,8 @@
-//! Keys that batches expect something of, while these batches look them up without a lock.
+//! Keys that batches ask something about without a lock: what they expect of them, or how long they are at most.
 //!
-//! Guarantees: an operation that may change a watched key marks the watch, in the step in which it is
-//! applied. Costs one comparison where nothing is watched. May use: batches, ranges of keys. No I/O.
+//! Guarantees: an operation that may change the answer marks the watch, in the step in which it is applied, whatever
+//! becomes of the table that it is applied to. Costs two comparisons where nothing is watched. May use: batches, ranges
+//! of keys, the active table. No I/O.
 
 use std::sync::{
     Arc,
@@ -12,12 +13,49 @@ use bytes::Bytes;
 
 use crate::{
     batch::{Expected, Op},
+    dag::{longest::Within, memtable::Memtable},
     key::Span,
 };
 
 /// The watches of batches that are being checked at this moment.
 #[derive(Default)]
-pub(crate) struct Watched(Vec<Arc<Watch>>);
+pub(crate) struct Watched {
+    expected: Vec<Arc<Watch>>,
+    lengths: Vec<Arc<LengthWatch>>,
+}
+
+/// Ranges in which a batch has found no key that is too long for it.
+pub(crate) struct LengthWatch {
+    within: Vec<Within>,
+    /// Whether a longer one may have come. Read and written under the superversion's lock.
+    exceeded: AtomicBool,
+}
+
+impl LengthWatch {
+    /// A watch of these ranges, into which nothing has come yet.
+    pub fn new(within: Vec<Within>) -> Self {
+        Self { within, exceeded: AtomicBool::new(false) }
+    }
+
+    /// Whether a longer key may have come since the watch began. Asked under the superversion's lock.
+    pub fn is_exceeded(&self) -> bool {
+        self.exceeded.load(Relaxed)
+    }
+
+    /// Whether `op`, which has been applied to the `active` table, may be why there is a longer key.
+    fn is_exceeded_by(&self, op: &Op, active: &Memtable) -> bool {
+        self.within.iter().any(|Within { span, most }| match op {
+            Op::Put(key, _) | Op::Upsert(key, _) => key.len() > *most && span.contains(key),
+            // What the table says of keys there comes from the clone: it has replaced all else.
+            Op::ClonePrefix(_, dst) | Op::RenamePrefix(_, dst) => {
+                let copy = Span::prefix(dst.clone()).intersect(span);
+                copy.is_some_and(|copy| active.may_exceed(&copy, *most))
+            }
+            // They change values that there are.
+            Op::Delete(_) | Op::DeleteRange(..) | Op::UpsertPrefix(..) => false,
+        })
+    }
+}
 
 /// Keys that a batch expects something of.
 pub(crate) struct Watch {
@@ -64,26 +102,41 @@ impl Watch {
 }
 
 impl Watched {
-    /// Takes in a batch, as it is applied.
-    pub fn note(&mut self, ops: &[Op]) {
-        for watch in &self.0 {
+    /// Takes in a batch, as it is applied; the `active` table has it.
+    pub fn note(&mut self, ops: &[Op], active: &Memtable) {
+        for watch in &self.expected {
             if !watch.changed.load(Relaxed) && ops.iter().any(|op| watch.is_changed_by(op)) {
                 watch.changed.store(true, Relaxed);
             }
         }
+        for watch in &self.lengths {
+            if !watch.is_exceeded() && ops.iter().any(|op| watch.is_exceeded_by(op, active)) {
+                watch.exceeded.store(true, Relaxed);
+            }
+        }
+    }
+
+    /// Begins a watch of lengths: the caller takes a view under the same lock.
+    pub fn begin_lengths(&mut self, watch: &Arc<LengthWatch>) {
+        self.lengths.push(watch.clone());
+    }
+
+    /// Ends a watch of lengths.
+    pub fn end_lengths(&mut self, watch: &Arc<LengthWatch>) {
+        self.lengths.retain(|other| !Arc::ptr_eq(other, watch));
     }
 
     /// Begins a watch, or begins it anew: the caller takes a view under the same lock.
     pub fn begin(&mut self, watch: &Arc<Watch>) {
         watch.changed.store(false, Relaxed);
-        if !self.0.iter().any(|other| Arc::ptr_eq(other, watch)) {
-            self.0.push(watch.clone());
+        if !self.expected.iter().any(|other| Arc::ptr_eq(other, watch)) {
+            self.expected.push(watch.clone());
         }
     }
 
     /// Ends a watch.
     pub fn end(&mut self, watch: &Arc<Watch>) {
-        self.0.retain(|other| !Arc::ptr_eq(other, watch));
+        self.expected.retain(|other| !Arc::ptr_eq(other, watch));
     }
 }
 

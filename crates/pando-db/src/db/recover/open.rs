@@ -56,9 +56,9 @@ fn random() -> u64 {
     RandomState::new().hash_one(0u8)
 }
 
-/// Makes an empty store. What was on the device is lost.
-pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
-    let _in_use = InUse::new(device, false)?;
+/// Bytes of the log of a store that is to be made on this device; [`Error::Invalid`] if none can be made with these
+/// options.
+pub(crate) fn checked_log_size(device: &dyn Device, create: &CreateOptions) -> Result<u64> {
     let device_size = device.size() / BLOCK * BLOCK;
     if !NODE_SIZES.contains(&create.node_size) {
         return Err(Error::Invalid(format!(
@@ -79,6 +79,15 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
             create.node_size
         )));
     }
+    Ok(log_size)
+}
+
+/// Makes an empty store. What was on the device is lost.
+pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
+    let _in_use = InUse::new(device, false)?;
+    let log_size = checked_log_size(&**device, create)?;
+    let device_size = device.size() / BLOCK * BLOCK;
+    let data = superblock::END + log_size;
     device.reserve(superblock::END, log_size).map_err(|e| Error::io("reserve", superblock::END, e))?;
     let space = Space::new(device.clone(), data, device_size);
     let pager = Pager::new(device.clone(), 1 << 20, create.node_size, options.codec);

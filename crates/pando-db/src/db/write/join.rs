@@ -18,7 +18,7 @@ use crate::{
             superversion::Superversion,
         },
         write::{
-            Tried,
+            Putting, Tried,
             apply::apply_plain,
             lengths::Proof,
             record::{self, Encoded},
@@ -35,7 +35,7 @@ impl Engine {
         &self,
         superversion: &mut Superversion,
         encoded: &Encoded,
-        proof: Option<&Proof>,
+        proof: Option<&Proof<'_>>,
     ) -> Result<Tried> {
         let newest = superversion.active.msn;
         let last = superversion.joint.take().filter(|joint| joint.msn == newest);
@@ -73,14 +73,17 @@ impl Engine {
             let ops = &newest;
             let mut active = match self.views.wanted() {
                 true => {
+                    // Its record is in the log by now.
+                    let putting = Putting(self);
                     let mut active = superversion.active.clone();
                     ops.iter().for_each(|op| apply_plain(&mut active, op, self));
+                    std::mem::forget(putting);
                     active
                 }
                 false => self.put_in_place(superversion, ops),
             };
             active.keep(encoded.payload.len());
-            superversion.watched.note(ops);
+            superversion.watched.note(ops, &active);
             let used = || self.counters.skip_range_used.swap(false, Ordering::Relaxed);
             self.counters.joined.fetch_add(replaced.is_some().into(), Ordering::Relaxed);
             match replaced {

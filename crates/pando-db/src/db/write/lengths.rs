@@ -4,7 +4,8 @@
 //! tables where they speak of the source. That admits nearly every clone. Where it does not, the batch is tried on a
 //! view, beside all writers, with a search for a longer key that has a value (`dag/longest.rs`): one refuses the batch,
 //! as of that view. If there is none, the batch goes back to the lock with a [`Proof`], which stands as long as no
-//! batch since the view may have put a longer key under its sources. Replay never asks.
+//! batch since the view may have put a longer key under its sources. Each batch says so when it is applied, since the
+//! table that it went into may be flushed by the time that the proof is asked for. Replay never asks.
 
 use std::sync::Arc;
 
@@ -18,19 +19,43 @@ use crate::{
         read::view::View,
     },
     db::{
-        engine::{Engine, superversion::Superversion},
+        engine::{Engine, superversion::Superversion, watch::LengthWatch},
         write::apply::{MAX_OWN_BYTES, apply_plain, clone_of},
     },
     error::{Error, Result},
     key::{Longest, Span},
     limits::MAX_KEY,
+    store::log::LogPos,
 };
 
-/// That the clones of a batch made no key too long, had it come right behind batch `msn`.
-pub(super) struct Proof {
-    msn: u64,
-    /// What must not have got longer keys since.
-    within: Vec<Within>,
+/// That the clones of a batch made no key too long as of a moment, and a watch of their sources since.
+pub(super) struct Proof<'a> {
+    engine: &'a Engine,
+    watch: Arc<LengthWatch>,
+}
+
+impl Proof<'_> {
+    /// True if what was proven still is so. Asked under the superversion's lock.
+    pub fn stands(&self) -> bool {
+        !self.watch.is_exceeded()
+    }
+}
+
+impl Drop for Proof<'_> {
+    fn drop(&mut self) {
+        self.engine.superversion.write().watched.end_lengths(&self.watch);
+    }
+}
+
+/// A clone of a batch that is to be shown to make no key too long.
+struct Lengthened {
+    /// What the batch says before it.
+    own: Arc<Memtable>,
+    src: Bytes,
+    /// By how much the destination is longer than the source.
+    more: usize,
+    /// Most bytes that a key under the source may have.
+    most: usize,
 }
 
 /// How the length of the keys that clones make is judged.
@@ -79,27 +104,35 @@ impl Superversion {
         }
         longest.max(self.tree.table.get(self.tree.root).map_or(Longest::UNKNOWN, |root| root.longest))
     }
-
-    /// True if what was proven still is so.
-    pub(super) fn upholds(&self, proof: &Proof) -> bool {
-        let newer = std::iter::once(&self.active).chain(self.sealed.iter().rev().map(|table| &**table));
-        let mut newer = newer.take_while(|table| table.msn > proof.msn);
-        newer.all(|table| proof.within.iter().all(|within| !table.may_exceed(&within.span, within.most)))
-    }
 }
 
 impl Engine {
     /// Shows that no clone of a batch with these operations makes a key too long, as of now; an error if one does.
     /// I/O: see [`crate::dag::longest`].
-    pub(super) fn prove_lengths(&self, ops: &[Op]) -> Result<Proof> {
+    pub(super) fn prove_lengths(&self, ops: &[Op]) -> Result<Proof<'_>> {
+        let (clones, within) = self.lengthened(ops)?;
+        let watch = Arc::new(LengthWatch::new(within));
         let view = {
             let mut superversion = self.superversion.write();
-            // What comes after this view has a number of its own.
-            superversion.joint = None;
+            superversion.watched.begin_lengths(&watch);
             superversion.view()
         };
-        let mut own = Memtable::new(view.msn, view.tree.log_end);
-        let mut within = Vec::new();
+        let proof = Proof { engine: self, watch };
+        for Lengthened { own, src, more, most } in clones {
+            let tables = std::iter::once(own).chain(view.tables.iter().cloned());
+            let with_own = View::new(tables.collect(), view.tree.clone(), view.msn, None);
+            if let Some(len) = longer_key(&with_own, &src, most, &self.pager, &*self.merge)? {
+                return Err(too_long(len + more));
+            }
+        }
+        Ok(proof)
+    }
+
+    /// The clones among these operations to a longer prefix, and what must have no longer keys in any state in which
+    /// they are to be applied. In memory, and without a lock.
+    fn lengthened(&self, ops: &[Op]) -> Result<(Vec<Lengthened>, Vec<Within>)> {
+        let mut own = Memtable::new(0, LogPos::default());
+        let (mut clones, mut within) = (Vec::new(), Vec::new());
         for op in ops {
             let Some((src, dst)) = clone_of(op) else {
                 apply_plain(&mut own, op, self);
@@ -109,12 +142,8 @@ impl Engine {
             if let Some(more) = dst.len().checked_sub(src.len()).filter(|more| *more > 0) {
                 // Both are keys, so this is no less than the length of the source.
                 let most = MAX_KEY.saturating_sub(more);
-                let tables = std::iter::once(Arc::new(own.clone())).chain(view.tables.iter().cloned());
-                let with_own = View::new(tables.collect(), view.tree.clone(), view.msn, None);
-                if let Some(len) = longer_key(&with_own, src, most, &self.pager, &*self.merge)? {
-                    return Err(too_long(len + more));
-                }
                 within.extend(below_table(&own, &Within { span: Span::prefix(src.clone()), most }));
+                clones.push(Lengthened { own: Arc::new(own.clone()), src: src.clone(), more, most });
                 bound = Longest::of(MAX_KEY);
             }
             self.apply_clone(&mut own, src, dst, bound, MAX_OWN_BYTES)?;
@@ -122,6 +151,6 @@ impl Engine {
                 own.put_range(TableRange::deleted(Span::prefix(src.clone())));
             }
         }
-        Ok(Proof { msn: view.msn, within })
+        Ok((clones, within))
     }
 }

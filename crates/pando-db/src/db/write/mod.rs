@@ -64,6 +64,43 @@ impl Engine {
     /// Applies a batch and logs it. Not durable before the log is synced.
     pub fn write(&self, batch: Batch) -> Result<()> {
         check(&batch)?;
+        self.write_of_any_length(batch)
+    }
+
+    /// Applies puts of a backup, into a store that is none before all of them are part of a checkpoint. What was read
+    /// may be put, be it longer than a call takes: upserts make such values, and an older version let clones make such
+    /// keys. What is longer than the log takes is not in the log.
+    pub fn write_restored(&self, batch: Batch) -> Result<()> {
+        let len: usize = batch.ops().iter().map(op_len).sum();
+        if record::most_bytes(batch.ops()) <= self.max_batch() {
+            return self.write_of_any_length(batch);
+        }
+        let effect = batch.effect();
+        let (ops, _) = batch.into_parts();
+        let unlogged = Encoded { len, ..record::encode(Vec::new(), self.bulk.threshold()) };
+        loop {
+            let admitted = self.admit(&unlogged, effect)?;
+            let applied = self.change(|superversion| {
+                // It has a number, as any batch.
+                let (msn, end) = match self.log.append(&[&unlogged.payload]) {
+                    Ok(appended) => appended,
+                    Err(AppendError::Full) => return Ok(false),
+                    Err(other) => return Err(other.into()),
+                };
+                let mut active = self.put_in_place(superversion, &ops);
+                active.keep(len);
+                superversion.joint = None;
+                superversion.accept(active, msn, end, self.seal_threshold());
+                Ok::<bool, Error>(true)
+            })?;
+            drop(admitted);
+            if applied {
+                return self.after_write();
+            }
+        }
+    }
+
+    fn write_of_any_length(&self, batch: Batch) -> Result<()> {
         if batch.is_empty() {
             return Ok(());
         }
@@ -95,10 +132,6 @@ impl Engine {
                 Tried::NoRoom => (),
                 Tried::MayBeTooLong if refuted > MAX_REFUTED => return Err(too_long(MAX_KEY + 1)),
                 Tried::MayBeTooLong => {
-                    // Writers who do not stop must not refute it by what was there before.
-                    if refuted > 0 {
-                        self.seal();
-                    }
                     refuted += 1;
                     self.counters.length_searches.fetch_add(1, Ordering::Relaxed);
                     proof = Some(self.prove_lengths(&encoded.ops)?);
@@ -158,7 +191,7 @@ impl Engine {
         &self,
         superversion: &mut Superversion,
         encoded: &Encoded,
-        proof: Option<&Proof>,
+        proof: Option<&Proof<'_>>,
     ) -> Result<Tried> {
         let Encoded { payload, values, ops, .. } = encoded;
         superversion.seal_for(ops);
@@ -168,7 +201,7 @@ impl Engine {
         let active = match clones || self.views.wanted() {
             true => {
                 let lengths = match proof {
-                    Some(proof) if superversion.upholds(proof) => Lengths::Proven,
+                    Some(proof) if proof.stands() => Lengths::Proven,
                     _ => Lengths::Bounded,
                 };
                 match self.applied(superversion, ops, MAX_OWN_BYTES, lengths)? {
@@ -197,8 +230,8 @@ impl Engine {
         };
         active.keep(payload.len());
         superversion.joint = None;
+        superversion.watched.note(ops, &active);
         superversion.accept(active, msn, end, self.seal_threshold());
-        superversion.watched.note(ops);
         superversion
             .skip_ranges
             .written(ops, msn, || self.counters.skip_range_used.swap(false, Ordering::Relaxed));

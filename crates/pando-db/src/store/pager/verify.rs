@@ -1,0 +1,90 @@
+//! Reads of single headers and pages, and reads that verify the device: what is in the cache is read all the same.
+//!
+//! A checker that took what is cached would find no damage below it. Guarantees: what it gives comes from the device as
+//! it is now, unless it is not yet written; pages that are read so do not push others out of the cache. A place that
+//! cannot be read is noted for readers only if they would have to read it: as long as it is cached, what is there is
+//! good, and the next change of it writes it to another place. May use: what the pager may.
+
+use std::sync::Arc;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    error::{Error, Result},
+    format::node_codec,
+    node::{Node, NodeId, PageLoc, PageRef, Segment, page::Page, stored::Stored},
+    space::Extent,
+    store::{
+        cache_key::CacheKey,
+        cached::Cached,
+        page_id::place,
+        pager::{Handle, Pager},
+        scattered,
+        table::{Loc, Table},
+    },
+};
+
+impl Handle {
+    /// The node, if it is as high as the table says.
+    pub(super) fn of_height(self, table: &Table, id: NodeId) -> Result<Handle> {
+        match table.get(id) {
+            Some(entry) if entry.height == self.node.height => Ok(self),
+            _ => {
+                Err(Error::corrupt("node header", 0, format!("node {id} has another height than the table")))
+            }
+        }
+    }
+}
+
+impl Pager {
+    /// The header of a node, from the device.
+    pub(super) fn read_header(&self, stored: &Stored) -> Result<Node> {
+        let head = stored.head()?;
+        let bytes = scattered::read(&*self.device, head, 0, stored.header_len)?;
+        if xxh3_64(&bytes) != stored.header_sum {
+            return Err(Error::corrupt("node header", head.offset, "its checksum does not match"));
+        }
+        let lens: Vec<u64> = stored.parts.iter().map(|part| part.len).collect();
+        node_codec::decode(bytes, &lens)
+    }
+
+    /// A page, from the device.
+    pub(super) fn read_page(&self, page: &PageRef, extent: &Extent, segment: Segment) -> Result<Page> {
+        let from = u64::from(segment.offset);
+        let at = extent.place(from, 1).unwrap_or(extent.offset);
+        let bytes = scattered::read(&*self.device, extent, from, segment.len)?;
+        node_codec::load_page(page, segment, bytes, at)
+    }
+
+    /// Node `id` of a table version, as it is on the device if it is stored. One read: of the header.
+    pub fn node_on_device(&self, table: &Table, id: NodeId) -> Result<Handle> {
+        if let Some(Loc::Stored(stored)) = table.get(id).map(|entry| &entry.loc) {
+            let key = CacheKey { extent: stored.head()?.id, offset: 0 };
+            let node = Arc::new(self.noting_if_needed(key, self.read_header(stored))?);
+            if self.cache.peek(&key).is_some() {
+                return Handle { node, home: Some(stored.clone()) }.of_height(table, id);
+            }
+            // It is compared with its parents next.
+            self.cache.insert(key, Cached::Header(node));
+        }
+        self.node(table, id)
+    }
+
+    /// A page of a node, as it is on the device if it is stored; `home` as for [`Pager::page`]. One read: of the page.
+    pub fn page_on_device(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> Result<Arc<Page>> {
+        match (&page.loc, place(home, page)) {
+            (PageLoc::Mem(_), _) | (_, None) => self.page(home, page),
+            (_, Some((extent, segment))) => {
+                let key = CacheKey { extent: extent.id, offset: segment.offset };
+                self.noting_if_needed(key, self.read_page(page, extent, segment)).map(Arc::new)
+            }
+        }
+    }
+
+    fn noting_if_needed<T>(&self, key: CacheKey, read: Result<T>) -> Result<T> {
+        match read {
+            Err(error) if self.cache.peek(&key).is_some() => Err(error),
+            other => self.noting(key, other),
+        }
+    }
+}

@@ -74,11 +74,11 @@ impl Differ {
 
     fn find(&mut self, pager: &Pager, merge: &dyn Merge, go_on: &GoOn<'_>) -> Result<Option<Difference>> {
         loop {
-            go_on()?;
             if let Some(found) = self.work.next(&self.sides, (pager, merge), go_on)? {
                 return Ok(Some(found));
             }
             let Some(rest) = self.rest.take() else { return Ok(None) };
+            go_on()?;
             let (part, work) = self.part(rest.clone(), pager)?;
             assert!(rest.covers(&part) && !part.is_empty(), "a part must be one of what is left");
             self.rest = rest.without(&part).1;

@@ -55,7 +55,8 @@ pub enum Error {
     /// A key, value or batch above its stated limit.
     #[error("{what} of {len} bytes is over the limit of {limit}")]
     TooLarge {
-        /// `key`, `value` or `batch`; a part of a node, if a store stops because that would become too long.
+        /// For example `key`, `value`, `batch`, `operation on a prefix`; a part of a node, if a store stops because
+        /// that would become too long. For messages, not for decisions: there may be more in later versions.
         what: &'static str,
         /// Its length in bytes.
         len: u64,
@@ -77,7 +78,8 @@ pub enum Error {
     /// The device holds no store, or one of another version.
     #[error("not a usable store: {0}")]
     Format(String),
-    /// The store is open already, in this process or another; a snapshot or a cursor of it keeps it open too.
+    /// The store is open already, in this process or another, and one of the two opens it for writing. A snapshot or
+    /// a cursor of it keeps it open too.
     #[error("the store is open already, here or in another process")]
     Locked,
     /// A parameter out of its range.

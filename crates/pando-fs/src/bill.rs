@@ -4,7 +4,7 @@
 //! is taken back if the batch fails. Guarantees that an account in the engine is at each moment what the batches up to
 //! then have added, and that the sum never passes a limit by what a bill adds. The caller holds the place of each
 //! change still until the bill is paid or dropped, so the accounts above stay the same. Costs no I/O; in a store that
-//! never had an account nothing, else a look at each directory above. Uses places and the ledger.
+//! never had an account nothing, else a look at each directory above.
 
 use bytes::Bytes;
 use pando_db::Batch;

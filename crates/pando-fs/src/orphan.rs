@@ -3,7 +3,7 @@
 //! When the last name of an open file goes, its record and data move, in the
 //! same batch, to an area of the system region under its inode number; the
 //! last release removes them, and so does the next mount after a crash. Every
-//! call on the file goes on working there. Uses keys and the inode table.
+//! call on the file goes on working there.
 
 use std::collections::HashSet;
 

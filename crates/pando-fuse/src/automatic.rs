@@ -2,7 +2,7 @@
 //!
 //! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While nobody waits for
 //! syncs a note costs one load. Files are noted up to a bound, and then all count as synced. The thread takes notes at
-//! most every [`GATHER`]. What it does is given to [`Automatic::start`]. Uses `ending`.
+//! most every [`GATHER`]. What it does is given to [`Automatic::start`].
 
 use std::{
     collections::HashSet,

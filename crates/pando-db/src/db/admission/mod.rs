@@ -3,7 +3,8 @@
 //! A batch is admitted only when everything it leads to can be carried through:
 //! what is dirty must fit beside what the last checkpoint holds. A reserve is
 //! kept back from ordinary writes, so that deleting works on a full store.
-//! Waiting happens here, without locks.
+//! A writer waits here, and holds no lock meanwhile; but deletes that use the last of a full store hold
+//! `last_deletes`, one at a time, over a checkpoint and garbage collection.
 
 use std::sync::atomic::Ordering;
 

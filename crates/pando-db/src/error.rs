@@ -40,7 +40,12 @@ pub enum Error {
         /// What was expected and what was found.
         detail: String,
     },
-    /// The store, or the disk under a sparse image, is full.
+    /// The store, or the disk under a sparse image, is full. Nothing has changed, and reads go on.
+    ///
+    /// Deletes are let in longer than other batches, because a part of the store is reserved for them: delete, then
+    /// write again. The space of what was deleted is freed before a write is refused, or by [`crate::Db::settle`];
+    /// what a [`crate::Snapshot`] or [`crate::Cursor`] can still reach is freed when that is dropped.
+    /// [`crate::Db::grow`] makes the store larger, and [`crate::Db::space`] says how much is left.
     #[error("no space left in the store")]
     NoSpace,
     /// An earlier write or flush failed; the store accepts no more changes.
@@ -63,11 +68,11 @@ pub enum Error {
         /// The limit in bytes.
         limit: u64,
     },
-    /// A key does not have the value that a batch expects ([`crate::Batch::expect`]); nothing of the batch
-    /// was applied.
+    /// A key does not have the value that a batch expects ([`crate::Batch::expect`]), or there is one under a prefix
+    /// under which the batch expects none ([`crate::Batch::expect_empty`]). Nothing of the batch was applied.
     #[error("conflict: key {:?} {}", String::from_utf8_lossy(.key), conflict(.found))]
     Conflict {
-        /// The first of the expected keys that has another value.
+        /// The first of the expected keys that has another value, or the first key under such a prefix.
         key: Bytes,
         /// The value it has; `None` if it has none.
         found: Option<Bytes>,
@@ -147,7 +152,7 @@ pub(crate) fn or_if_damaged<T>(outcome: Result<T>, otherwise: T) -> Result<T> {
 /// What is told of the value that was found; not the value, which may be long or secret.
 fn conflict(found: &Option<Bytes>) -> String {
     match found {
-        Some(value) => format!("has another value than expected ({} bytes)", value.len()),
+        Some(value) => format!("has a value that was not expected ({} bytes)", value.len()),
         None => "has no value, but one is expected".into(),
     }
 }

@@ -54,6 +54,11 @@
 //! # }
 //! ```
 
+/// The example of the crate's README, so that it compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 mod account;
 mod acl;
 mod allocate;

@@ -10,6 +10,11 @@
 //! `docs/fuse.md` says what the modules are for, and why the kernel is told what it is told. The table `FUSE` of the
 //! engine's test `tidy_source` has the modules from the ground up, and what each imports.
 
+/// The example of the crate's README, so that it compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
+
 pub mod asked;
 mod attach;
 mod automatic;

@@ -50,12 +50,7 @@ impl Db {
         let path = medium.path();
         let make = || {
             let New { device, made } = medium.for_new(create.size)?;
-            open::create(&device, create, options).inspect_err(|_| {
-                if let Some(path) = made {
-                    // The error that led here is the one to tell.
-                    let _ = std::fs::remove_file(path);
-                }
-            })
+            open::create(&device, create, options).inspect_err(|_| remove(made))
         };
         make().map_err(about(path))
     }
@@ -71,7 +66,36 @@ impl Db {
         check(&options)?;
         let path = medium.path();
         let engine = medium.for_old(options.read_only).and_then(|device| open::open(device, options));
-        let engine = Arc::new(engine.map_err(about(path))?);
+        Self::start(engine.map_err(about(path))?)
+    }
+
+    /// Opens the store at a path or on a device, as [`Db::open`] does. If there is no file at the path, or the first
+    /// 64 KiB of the file or device are zeros, an empty store is made first, as by [`Db::create`].
+    ///
+    /// ```no_run
+    /// # use pando_db::{CreateOptions, Db, Options};
+    /// let db = Db::open_or_create("grove.pando", &CreateOptions::default(), Options::default())?;
+    /// # Ok::<(), pando_db::Error>(())
+    /// ```
+    ///
+    /// Contents that are no store are never overwritten: [`Error::Format`]. A crash while the store is made leaves
+    /// zeros, or a store, so the call can be repeated. Of several processes that call this at the same time one has
+    /// the store, and the others get [`Error::Locked`]. With [`Options::read_only`] nothing is made.
+    pub fn open_or_create(medium: impl Medium, create: &CreateOptions, options: Options) -> Result<Db> {
+        if options.read_only {
+            return Self::open(medium, options);
+        }
+        check(&options)?;
+        let path = medium.path();
+        let make = || {
+            let New { device, made } = medium.for_either(create.size)?;
+            open::open_or_create(device, create, options).inspect_err(|_| remove(made))
+        };
+        Self::start(make().map_err(about(path))?)
+    }
+
+    fn start(engine: Engine) -> Result<Db> {
+        let engine = Arc::new(engine);
         let threads = if engine.options.background && !engine.options.read_only {
             threads::spawn(&engine)?
         } else {
@@ -262,6 +286,14 @@ impl Db {
         engine.log.stop("it was closed".into());
         *engine.in_use.lock() = None;
         result
+    }
+}
+
+/// Removes the file that was made for a store that did not come to be.
+fn remove(made: Option<PathBuf>) {
+    if let Some(path) = made {
+        // The error that led here is the one to tell.
+        let _ = std::fs::remove_file(path);
     }
 }
 

@@ -6,6 +6,7 @@ use crate::pool;
 
 /// One operation of a batch. Keys are whole keys, prefixes are plain byte prefixes.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Op {
     /// Sets the value of a key.
     Put(Bytes, Bytes),

@@ -40,7 +40,12 @@ pub enum Error {
         /// What was expected and what was found.
         detail: String,
     },
-    /// The store, or the disk under a sparse image, is full.
+    /// The store, or the disk under a sparse image, is full. Nothing has changed, and reads go on.
+    ///
+    /// Deletes are let in longer than other batches, because a part of the store is reserved for them: delete, then
+    /// write again. The space of what was deleted is freed before a write is refused, or by [`crate::Db::settle`];
+    /// what a [`crate::Snapshot`] or [`crate::Cursor`] can still reach is freed when that is dropped.
+    /// [`crate::Db::grow`] makes the store larger, and [`crate::Db::space`] says how much is left.
     #[error("no space left in the store")]
     NoSpace,
     /// An earlier write or flush failed; the store accepts no more changes.
@@ -55,18 +60,19 @@ pub enum Error {
     /// A key, value or batch above its stated limit.
     #[error("{what} of {len} bytes is over the limit of {limit}")]
     TooLarge {
-        /// `key`, `value` or `batch`; a part of a node, if a store stops because that would become too long.
+        /// For example `key`, `value`, `batch`, `operation on a prefix`; a part of a node, if a store stops because
+        /// that would become too long. For messages, not for decisions: there may be more in later versions.
         what: &'static str,
         /// Its length in bytes.
         len: u64,
         /// The limit in bytes.
         limit: u64,
     },
-    /// A key does not have the value that a batch expects ([`crate::Batch::expect`]); nothing of the batch
-    /// was applied.
+    /// A key does not have the value that a batch expects ([`crate::Batch::expect`]), or there is one under a prefix
+    /// under which the batch expects none ([`crate::Batch::expect_empty`]). Nothing of the batch was applied.
     #[error("conflict: key {:?} {}", String::from_utf8_lossy(.key), conflict(.found))]
     Conflict {
-        /// The first of the expected keys that has another value.
+        /// The first of the expected keys that has another value, or the first key under such a prefix.
         key: Bytes,
         /// The value it has; `None` if it has none.
         found: Option<Bytes>,
@@ -77,7 +83,8 @@ pub enum Error {
     /// The device holds no store, or one of another version.
     #[error("not a usable store: {0}")]
     Format(String),
-    /// The store is open already, in this process or another; a snapshot or a cursor of it keeps it open too.
+    /// The store is open already, in this process or another, and one of the two opens it for writing. A snapshot or
+    /// a cursor of it keeps it open too.
     #[error("the store is open already, here or in another process")]
     Locked,
     /// Who asked has asked to stop: see [`crate::Diff::stop_on`].
@@ -148,7 +155,7 @@ pub(crate) fn or_if_damaged<T>(outcome: Result<T>, otherwise: T) -> Result<T> {
 /// What is told of the value that was found; not the value, which may be long or secret.
 fn conflict(found: &Option<Bytes>) -> String {
     match found {
-        Some(value) => format!("has another value than expected ({} bytes)", value.len()),
+        Some(value) => format!("has a value that was not expected ({} bytes)", value.len()),
         None => "has no value, but one is expected".into(),
     }
 }

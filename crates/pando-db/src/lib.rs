@@ -6,8 +6,9 @@
 //! also the unit of recovery: after a crash the state is that of a prefix of
 //! the batches, and contains every batch that was synced.
 //!
-//! - A store lies in a sparse file, on a block device or in memory ([`Db::create`], [`Db::open`]). A file or block
-//!   device can be open once at a time, in one process.
+//! - A store lies in a sparse file, on a block device or in memory ([`Db::open_or_create`], [`Db::create`],
+//!   [`Db::open`]). It is open once at a time for writing, or any number of times read-only ([`Options::read_only`]),
+//!   in one or several processes.
 //! - A [`Db`] is shared by cloning it; every call may come from any thread. Reads never wait for the I/O of a writer.
 //! - What a call has written is visible to all threads when the call returns. It is durable when a later [`Db::sync`]
 //!   returns, and without one after about a second ([`Options::sync_interval`]).
@@ -40,10 +41,14 @@
 //! # }
 //! ```
 
-/// The example of the project's README, so that it compiles.
+/// The examples of the project's README and of the crate's, so that they compile.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-mod readme {}
+mod readme {
+    #[doc = include_str!("../../../README.md")]
+    mod project {}
+    #[doc = include_str!("../README.md")]
+    mod engine {}
+}
 
 mod batch;
 mod codec;
@@ -65,6 +70,8 @@ mod thread;
 pub mod waiting;
 
 pub use batch::{Batch, Op};
+/// Keys and values, as calls give them: of the crate `bytes`.
+pub use bytes::Bytes;
 pub use db::{
     Backup, BackupReport, Change, CheckReport, Cursor, Db, Diff, Finding, Identity, PairRef, Snapshot,
     identify,

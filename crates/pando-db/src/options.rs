@@ -93,7 +93,8 @@ pub struct Options {
     /// Their work can wait longer than a caller; where processors are scarce, readers keep most of their speed beside
     /// a writer. Without effect where threads have no priority of their own.
     pub background_nice: i32,
-    /// Refuse every change. Default false.
+    /// Refuse every change, and write nothing: the log is replayed in memory, the file stays as it is. Several may
+    /// have a store open so at once, as long as nobody has it open for writing. Default false.
     pub read_only: bool,
     /// Open a store even if durable records of its log are damaged beyond repair, which is otherwise refused. What
     /// can be verified of the log is replayed; the rest is left out, and [`crate::Db::check`] reports it. So the

@@ -112,6 +112,8 @@ fn a_batch_is_applied_only_if_there_is_nothing_below_its_prefixes() {
         db.clone_prefix("b/0", "e/f").unwrap();
         settle();
         assert_eq!(conflict(write("e/", "z")), ("e/f050".into(), value("x")));
+        let text = write("e/", "z").unwrap_err().to_string();
+        assert_eq!(text, "conflict: key \"e/f050\" has a value that was not expected (1 bytes)");
         let mut look = Batch::new();
         look.expect_empty("g");
         assert!(!look.is_empty());

@@ -345,6 +345,7 @@ impl Oracle {
                 self.0.retain(|key, _| !(key.starts_with(dst) || rename && key.starts_with(src)));
                 self.0.extend(copies);
             }
+            _ => unreachable!("an operation that the model does not know"),
         }
         true
     }

@@ -1,7 +1,7 @@
 //! Stores at paths: what making and opening one by its path does, and refuses.
 #![allow(clippy::unwrap_used)]
 
-use std::{fs, path::Path, sync::Arc};
+use std::{fs, os::unix::fs::FileExt, path::Path, sync::Arc};
 
 use pando_db::{
     Batch, CreateOptions, Db, Error, Options,
@@ -95,4 +95,146 @@ fn a_backup_is_restored_to_a_path() {
     drop(db);
     let again = Db::restore(&old, &stream[..], &create, &Options::default());
     assert!(matches!(again, Err(Error::Invalid(_))), "{again:?}");
+}
+
+#[test]
+fn open_or_create_makes_a_store_once_and_opens_it_afterwards() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("grove.pando");
+    let create = CreateOptions::default().size(64 << 20);
+    let open = || Db::open_or_create(&path, &create, Options::default());
+    assert!(matches!(
+        Db::open_or_create(&path, &create, Options::default().read_only(true)),
+        Err(Error::Io { .. })
+    ));
+    assert!(!path.exists(), "a reader makes nothing");
+    let db = open().unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 64 << 20);
+    db.put("key", "value").unwrap();
+    assert!(matches!(open(), Err(Error::Locked)));
+    db.close().unwrap();
+    drop(db);
+    for close in [false, true] {
+        let db = open().unwrap();
+        assert_eq!(db.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        if close {
+            db.close().unwrap();
+        }
+    }
+    // On a device as well.
+    let device = Arc::new(MemDevice::new(64 << 20));
+    for found in [None, Some("value".into())] {
+        let db = Db::open_or_create(device.clone(), &create, Options::default()).unwrap();
+        assert_eq!(db.get(b"key").unwrap(), found);
+        db.put("key", "value").unwrap();
+        db.close().unwrap();
+    }
+}
+
+#[test]
+fn open_or_create_goes_on_where_making_a_store_was_cut_off() {
+    let dir = tempfile::tempdir().unwrap();
+    let create = CreateOptions::default().size(64 << 20);
+    // Before the file had its size, and when something had been written but no superblock.
+    for written in [None, Some(2 << 20)] {
+        let path = dir.path().join(format!("cut-{written:?}"));
+        let file = fs::File::create(&path).unwrap();
+        if let Some(at) = written {
+            file.set_len(64 << 20).unwrap();
+            file.write_all_at(b"a page of the table", at).unwrap();
+        }
+        drop(file);
+        assert!(matches!(Db::open(&path, Options::default()), Err(Error::Format(_))));
+        let db = Db::open_or_create(&path, &create, Options::default()).unwrap();
+        db.put("key", "value").unwrap();
+        db.close().unwrap();
+        drop(db);
+        let db = Db::open_or_create(&path, &create, Options::default()).unwrap();
+        assert_eq!(db.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+        let report = db.check().unwrap();
+        assert!(report.findings.is_empty(), "{} findings", report.findings.len());
+    }
+    // One of the two superblocks is there.
+    let path = dir.path().join("one superblock");
+    Db::create(&path, &create, &Options::default()).unwrap();
+    let file = fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[0; 4096], 0).unwrap();
+    drop(file);
+    let db = Db::open_or_create(&path, &create, Options::default()).unwrap();
+    db.put("key", "value").unwrap();
+}
+
+#[test]
+fn open_or_create_does_not_overwrite_what_is_no_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let create = CreateOptions::default().size(64 << 20);
+    // A text, something behind zeros, and a damaged store.
+    let store = dir.path().join("store");
+    Db::create(&store, &create, &Options::default()).unwrap();
+    let mut damaged = fs::read(&store).unwrap();
+    damaged[100] ^= 1;
+    damaged[4096 + 100] ^= 1;
+    let behind_zeros = [vec![0; (64 << 10) - 1], vec![1; 1000]].concat();
+    for (name, contents) in
+        [("text", b"my diary".to_vec()), ("behind zeros", behind_zeros), ("damaged", damaged)]
+    {
+        let path = dir.path().join(name);
+        fs::write(&path, &contents).unwrap();
+        let refused = Db::open_or_create(&path, &create, Options::default());
+        assert!(
+            matches!(refused, Err(Error::Format(_) | Error::Corrupt { .. })),
+            "{name}: {:?}",
+            refused.err()
+        );
+        assert!(fs::read(&path).unwrap() == contents, "{name} was changed");
+    }
+    let device = Arc::new(MemDevice::new(64 << 20));
+    device.write_at(0, b"something else").unwrap();
+    assert!(matches!(Db::open_or_create(device, &create, Options::default()), Err(Error::Format(_))));
+    // What is refused leaves no file.
+    let none = dir.path().join("none");
+    let refused = Db::open_or_create(&none, &CreateOptions::default().size(4096), Options::default());
+    assert!(matches!(refused, Err(Error::Invalid(_))), "{:?}", refused.err());
+    assert!(!none.exists());
+}
+
+/// Whoever comes first makes the store; nobody makes it a second time over what another has written.
+#[test]
+fn threads_that_open_or_create_at_once_share_one_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("grove.pando");
+    let create = CreateOptions::default().size(64 << 20);
+    std::thread::scope(|scope| {
+        for i in 0..4u8 {
+            let (path, create) = (&path, &create);
+            scope.spawn(move || {
+                loop {
+                    match Db::open_or_create(path, create, Options::default().background(false)) {
+                        Ok(db) => return db.put(vec![i], "here").unwrap(),
+                        Err(Error::Locked) => std::thread::yield_now(),
+                        Err(e) => panic!("{e}"),
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(Db::open(&path, Options::default()).unwrap().range(&[], None).count(), 4);
+}
+
+#[test]
+fn snapshots_and_cursors_go_to_other_threads() {
+    let device = Arc::new(MemDevice::new(64 << 20));
+    let db = Db::open_or_create(device, &CreateOptions::default(), Options::default()).unwrap();
+    db.put("a", "1").unwrap();
+    let (snapshot, mut cursor) = (db.snapshot(), db.range(&[], None));
+    db.put("b", "2").unwrap();
+    std::thread::scope(|scope| {
+        let shared = &snapshot;
+        scope.spawn(move || assert!(shared.get(b"b").unwrap().is_none()));
+        scope.spawn(move || assert!(shared.get(b"a").unwrap().is_some()));
+        scope.spawn(move || {
+            let keys: Vec<pando_db::Bytes> = cursor.by_ref().map(|pair| pair.unwrap().0).collect();
+            assert_eq!(keys, ["a"], "a later write is not shown");
+        });
+    });
 }

@@ -4,8 +4,7 @@
 //! So to allocate is to make the file as long as it says and to refuse what would not fit now. Zeroing a range and
 //! punching a hole are the same: blocks are removed by one message, whatever their number, and the two at its ends
 //! are filled with zeros in part. A file that had no holes gets a map (`blockmap`): 64 bytes for each 8 MiB behind
-//! the hole, in several batches if that is much, of which only the last one changes anything that can be seen. Uses
-//! `place`, `data`.
+//! the hole, in several batches if that is much, of which only the last one changes anything that can be seen.
 
 use pando_db::Batch;
 

@@ -2,7 +2,7 @@
 //!
 //! Inodes in memory hang on each other as the tree does, so those of a tree are found at the cost of what is in memory
 //! of it. That may be more than a caller has candidates of its own, such as open files: it says how many inodes it is
-//! ready to have looked at, and looks at its candidates if these do not suffice. No I/O. Uses inodes.
+//! ready to have looked at, and looks at its candidates if these do not suffice. No I/O.
 
 use std::sync::Arc;
 

@@ -1,10 +1,10 @@
-//! Bills: what a batch adds to the accounts of the directories around what it changes.
+//! Bills: what a batch adds to the accounts of the directories above what it changes.
 //!
-//! A bill is reserved in memory, where limits are checked, and is one blind upsert for each account in the batch; it
-//! is taken back if the batch fails. Guarantees that an account in the engine is at each moment what the batches up to
-//! then have added, and that the sum never passes a limit by what a bill adds. The caller holds the place of each
-//! change still until the bill is paid or dropped, so the accounts above stay the same. Costs no I/O; in a store that
-//! never had an account nothing, else a look at each directory above. Uses places and the ledger.
+//! A bill is reserved in memory, where limits are checked, and the batch has one blind upsert for each account; the
+//! reservation is taken back if the batch fails. Guarantees that an account in the engine is at each moment the sum
+//! of what the batches up to then have added, and that no bill makes that sum exceed a limit. The caller holds the
+//! locks of the places that it changes until the bill is paid or dropped, so the accounts above them stay the same.
+//! Costs no I/O: nothing in a store that never had an account, otherwise a look at each directory above.
 
 use bytes::Bytes;
 use pando_db::Batch;
@@ -27,7 +27,7 @@ struct Line {
     /// Key of its record.
     key: Bytes,
     bytes: i64,
-    /// How much that is is not known.
+    /// `bytes` is an estimate.
     guessed: bool,
 }
 
@@ -52,7 +52,7 @@ impl Above {
         self.0.iter().any(Line::is_stale)
     }
 
-    /// Takes those away that both have: what moves from one place to the other stays in them.
+    /// Removes the accounts that both have: a file that moves from one place to the other stays in these.
     pub(crate) fn apart(mut self, mut other: Above) -> (Above, Above) {
         let has = |lines: &[Line], line: &Line| lines.iter().any(|l| l.dir.ino == line.dir.ino);
         let common: SmallVec<[u64; 2]> =
@@ -63,11 +63,11 @@ impl Above {
     }
 }
 
-/// What something takes, as far as it is known.
+/// Bytes that a file or tree takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Taken {
     pub bytes: i64,
-    /// It may be more, or less.
+    /// `bytes` is an estimate: it may be more, or less.
     pub guessed: bool,
 }
 
@@ -77,19 +77,19 @@ impl Taken {
     }
 }
 
-/// What is to be added to accounts.
+/// Bytes to be added to accounts.
 #[derive(Default)]
 pub(crate) struct Bill {
     lines: SmallVec<[Line; 2]>,
 }
 
 impl Bill {
-    /// Adds what comes to a place.
+    /// Adds the bytes of a file or tree that is put below these accounts.
     pub(crate) fn add(&mut self, above: Above, taken: Taken) {
         self.put(above, taken, 1);
     }
 
-    /// Adds what goes from a place.
+    /// Subtracts the bytes of one that is taken away from below them.
     pub(crate) fn subtract(&mut self, above: Above, taken: Taken) {
         self.put(above, taken, -1);
     }
@@ -108,8 +108,8 @@ impl Bill {
     }
 }
 
-/// A bill that is in the accounts in memory and in a batch that is not written yet. Takes itself back, unless it is
-/// paid.
+/// A bill that is in the accounts in memory, and in a batch that is not written yet. Dropping it takes it out of the
+/// accounts again, unless it was paid.
 #[derive(Default)]
 pub(crate) struct Reserved<'a> {
     lines: SmallVec<[Line; 2]>,
@@ -180,7 +180,8 @@ impl Fs {
         self.above_in(&at.dir, &at.contents, true)
     }
 
-    /// The same of a directory with this contents prefix, for whoever holds its place still otherwise; or of `links`.
+    /// The same for a directory with this contents prefix, whose locks the caller holds in another way; or, with
+    /// `links`, for the link area of its lineage.
     pub(crate) fn above_in(&self, dir: &InodeRef, contents: &[u8], links: bool) -> Above {
         let mut above = Above::default();
         if !self.has_accounts() || dir.frozen {
@@ -218,7 +219,7 @@ impl Fs {
         }
     }
 
-    /// Adds a bill to a batch, or fails with EDQUOT. The answer is to be told when the batch is written.
+    /// Adds a bill to a batch, or fails with EDQUOT. The caller says [`Reserved::paid`] when the batch is written.
     pub(crate) fn reserve(&self, batch: &mut Batch, bill: Bill) -> Result<Reserved<'_>> {
         for line in bill.lines.iter().filter(|line| line.is_stale()) {
             self.ledger.wants(&line.dir);
@@ -231,12 +232,12 @@ impl Fs {
         self.reserve_in(batch, bill, Some(turn))
     }
 
-    /// The turn alone, for whoever copies accounts or makes them stale, if there are any.
+    /// The exclusive turn, if there are accounts: for a call that copies accounts or makes them stale.
     pub(crate) fn sole_turn(&self) -> Option<SoleTurn<'_>> {
         self.has_accounts().then(|| self.ledger.alone())
     }
 
-    /// Like [`Fs::reserve`], for whoever has what [`Fs::sole_turn`] gave.
+    /// Like [`Fs::reserve`], for a caller that holds the turn of [`Fs::sole_turn`].
     pub(crate) fn reserve_alone(
         &self,
         _turn: &Option<SoleTurn<'_>>,
@@ -257,7 +258,7 @@ impl Fs {
             if line.bytes == 0 && !line.guessed {
                 continue;
             }
-            line.reserve()?; // what is reserved before goes with `reserved`
+            line.reserve()?; // an error drops `reserved`, which takes the earlier lines back
             if line.guessed {
                 self.ledger.mark();
                 self.ledger.wants(&line.dir);
@@ -271,7 +272,7 @@ impl Fs {
         Ok(reserved)
     }
 
-    /// Adds what one file takes more, or less, to a batch.
+    /// Adds to a batch that one file takes so many bytes more, or less.
     pub(crate) fn reserve_file(&self, batch: &mut Batch, above: Above, bytes: i64) -> Result<Reserved<'_>> {
         let mut bill = Bill::default();
         bill.add(above, Taken::exact(bytes));

@@ -2,7 +2,7 @@
 //! it has snapshots.
 //!
 //! Whatever moves or removes a directory moves or removes these keys in the same batch, so there are none without a
-//! directory. Uses `forks`, `policies` and `snapshotted`.
+//! directory.
 
 use bytes::Bytes;
 use pando_db::Batch;

@@ -5,8 +5,7 @@
 //! mark in the lineage. A census looks at one moment of it: what the stored count of a file exceeds its names by is
 //! the same at any later moment, as each later change of names changes both alike. So it subtracts that, file by
 //! file, beside all others, and removes what has no name; then the marks that it found. Broken off anywhere, it is
-//! simply made again. Guarantees that it holds no lock over more than one file or a bounded step. Uses `domain`,
-//! `entry`, `name`.
+//! simply made again. Guarantees that it holds no lock over more than one file or a bounded step.
 
 use std::{collections::HashMap, time::Duration};
 

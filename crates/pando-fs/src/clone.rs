@@ -3,7 +3,7 @@
 //! A clone is a record for its root and one prefix clone for each region,
 //! whatever lies below. Who may: see `rights`. Guarantees that
 //! what is replaced or removed dies at once in memory, and that files open
-//! below stay usable through their handles. Uses `rename`'s pair of directories, `orphan`.
+//! below stay usable through their handles.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, time::Instant};
 

@@ -5,7 +5,7 @@
 //! The engine clones prefixes of keys, and block numbers end keys with the
 //! highest byte first, so a range is 256, 65,536, ... blocks that begin at a
 //! multiple of their number. What cannot be made of few such ranges is left to
-//! the next call of the copier, or is read and written. Uses `data`, `place`, keys and `blockmap`.
+//! the next call of the copier, or is read and written.
 
 use bytes::Bytes;
 use pando_db::Batch;

@@ -1,7 +1,6 @@
 //! What is in memory of the counting of names (`census`): who counts where, and who waits to be counted.
 //!
 //! Guarantees that one at a time counts in a lineage, and that a root that waits is found wherever it has been moved.
-//! Uses inodes.
 
 use std::{
     collections::{HashSet, VecDeque},

@@ -4,7 +4,7 @@
 //! the same run, so attributes cost nothing more. Cookies name positions by
 //! the name after which to go on, never by a count, so that entries made or
 //! removed meanwhile neither repeat nor hide others; how a cookie leads back to a
-//! name is for `position`. Uses `place`, `name`, keys and lineages.
+//! name is for `position`.
 
 use std::{
     ffi::{OsStr, OsString},

@@ -1,6 +1,4 @@
 //! The directories of the live tree, found by a scan of all records: there is no index from inode numbers to paths.
-//!
-//! Uses keys, records and lineages.
 
 use pando_db::Snapshot;
 

@@ -4,7 +4,7 @@
 //! prefix of the lineage's root, and each of its names holds the number that it has there, and stands in an index by
 //! path (`docs/decisions/hard-links.md`). The root is the nearest directory above that is the root of a clone, or
 //! was moved there from another lineage; or that of the volume. Guarantees that a [`Domain`] is true as long as the
-//! directory that it was made for is held. Uses keys, inodes, places and sums.
+//! directory that it was made for is held.
 
 use std::collections::BTreeSet;
 

@@ -3,8 +3,7 @@
 //! Each call is one batch: the entry's record and its directory's times change
 //! together or not at all. Guarantees POSIX ownership of what is made (umask,
 //! set-group-id directories) and that a removed file which is open stays
-//! readable and writable until its last handle is released. Uses `name`,
-//! `place`, `orphan` and `data`.
+//! readable and writable until its last handle is released.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 

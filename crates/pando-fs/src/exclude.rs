@@ -1,6 +1,6 @@
 //! What a clone of a directory leaves out.
 //!
-//! Each path that is left out is a range delete in the batch of the clone. Uses keys, records and lineages; what is
+//! Each path that is left out is a range delete in the batch of the clone. What is
 //! left out of a count is looked up in the store.
 
 use std::path::{Component, Path};

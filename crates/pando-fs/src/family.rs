@@ -5,8 +5,7 @@
 //! `.snapshots` in which they show. A lookup by name finds that directory; no listing shows it unless the mount says
 //! so. Below it are the trees of the snapshots, each in its own volume, with a lineage of its own; nothing in them
 //! can be changed ([`Inode::frozen`](crate::inode::Inode::frozen)). A lookup of a snapshot holds `names` of
-//! `.snapshots` shared; a call that makes, renames or deletes one holds it exclusively. Uses the table of inodes,
-//! lineages and keys.
+//! `.snapshots` shared; a call that makes, renames or deletes one holds it exclusively.
 
 use std::{ffi::OsString, os::unix::ffi::OsStringExt};
 

@@ -2,7 +2,7 @@
 //!
 //! Guarantees the POSIX rules that the kernel leaves to a file system which
 //! runs with `default_permissions`: set-id bits fall at a change of owner or
-//! of content, times follow each change. Uses `place`, `data`, `orphan`.
+//! of content, times follow each change.
 
 use pando_db::Batch;
 

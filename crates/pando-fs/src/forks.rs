@@ -4,7 +4,7 @@
 //! clone of what it was at first, in a volume of its own, like that of a snapshot. Another key says, under the place
 //! of the directory that it was forked from, that it is one of that. Whatever moves or removes a directory moves or
 //! removes these keys in the same batch, by prefix, so there are no forks without a directory, and no origins
-//! without a fork. Uses keys, records and `frozen`.
+//! without a fork.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::Batch;

@@ -2,7 +2,7 @@
 //!
 //! The volume has a number that no other has had, and the directory is its root, the root of a lineage. What it takes
 //! is one prefix clone for entries, one for data, and one for extended attributes that lie outside of the record; none
-//! is larger for a larger tree. Files with several names are the business of whoever calls. Uses keys and records.
+//! is larger for a larger tree. Files with several names are the business of whoever calls.
 
 use pando_db::Batch;
 

@@ -1,7 +1,7 @@
 //! Open files and directories.
 //!
 //! A handle keeps its inode in memory. Guarantee: numbers are never 0 and never
-//! used twice in one mount. Uses inodes only.
+//! used twice in one mount. No I/O.
 
 use std::{
     collections::HashMap,

@@ -6,8 +6,8 @@
 //!
 //! Guarantees: at most one [`Inode`] per number; a record in memory is what the engine would answer (but for an access
 //! time that is kept in memory only), also when an inode leaves and comes back while somebody reads its record
-//! ([`Table::enter`]); an inode is in the set of children of what it hangs on, and in no other. Uses records only;
-//! calls nothing that does I/O.
+//! ([`Table::enter`]); an inode is in the set of children of what it hangs on, and in no other. Calls nothing that
+//! does I/O.
 
 use std::{
     collections::{HashMap, HashSet},

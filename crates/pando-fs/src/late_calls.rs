@@ -7,7 +7,7 @@
 //! So a call that came too late is noted, and for a while afterwards ([`WHILE`]) a file that loses its last name is
 //! kept as if it were open, until the kernel has forgotten it: the second call finds it. Guarantees: where no call
 //! comes too late, nothing is kept and nothing is paid; at most [`MOST_KEPT`] files are kept at a time, and others are
-//! removed at once. Uses inodes.
+//! removed at once.
 
 use std::{
     collections::HashMap,

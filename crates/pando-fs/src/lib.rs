@@ -20,13 +20,12 @@
 //! - *Errors.* [`Error::errno`] gives the errno that a kernel would return.
 //! - *Flags* are those of Linux's open(2), as numbers.
 //!
-//! The modules, from the lowest up; a module uses only those that stand before it (`tidy_source.rs` of the engine
-//! checks this): `error`, `limits`, `mode`, `types`, `stats`, `readahead`; `path` (keys) and `key_text` (keys in
-//! words); `attrs` and `acl` (extended attributes as bytes); `record`, `blockmap` and `merge` (values and their blind
-//! changes); `counter`, `position` (cookies of directories), `inode` (what is in memory), `lineage` (inode numbers),
-//! `handle`, `counting`; `lock`, `path_cache` and `file_runs`; `volume` (the whole); `place` (where an inode is,
-//! locked) and `domain` (in which lineage); and above these the calls by subject, from `data` to `clone`, `usage` and
-//! `fork`.
+//! The modules, roughly from the lowest up: `path` (keys) and `key_text` (keys in words); `attrs` and `acl` (extended
+//! attributes as bytes); `record`, `account`, `blockmap` and `merge` (values and their blind changes); `position`
+//! (cookies of directories), `inode` and `children` (what is in memory), `lineage` (inode numbers), `handle`; `volume`
+//! (the whole, an [`Fs`]); `place` (where an inode is, locked) and `domain` (in which lineage); `bill` and `ledger`
+//! (accounts of quotas); and above these the calls by subject, from `data` to `clone`, `snapshot`, `usage` and
+//! `fork`. The table `FS` of the engine's test `tidy_source` has all of them in their order, and what each imports.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};
@@ -54,6 +53,11 @@
 //! # fs.close()
 //! # }
 //! ```
+
+/// The example of the crate's README, so that it compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 mod account;
 mod acl;

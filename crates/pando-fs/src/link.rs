@@ -3,7 +3,7 @@
 //! With its second name a file moves to the link area of its lineage, and both names become small values that hold its
 //! number there (`docs/decisions/hard-links.md`). Each call is one batch. Guarantees exact link counts in a lineage,
 //! and that no link reaches from one lineage into another (EXDEV). Also gives the first name to a file that was made
-//! without one. Uses `rename`'s pair of directories, `domain`.
+//! without one.
 
 use std::ffi::OsStr;
 

@@ -5,7 +5,7 @@
 //! block, or a cut; bytes that a value lacks are zeros. A metadata operation
 //! is a [`Change`]: fields to set, a size to reach at least, a link count to
 //! add to. The same [`Change`] is applied to the record in memory, so that
-//! memory and store cannot differ. Uses the record's encoding only.
+//! memory and store cannot differ. No I/O.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::Merge;

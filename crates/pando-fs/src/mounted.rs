@@ -5,7 +5,7 @@
 //! would be unmounted, whoever mounted it. So a thread says before it makes such a change on what something is mounted
 //! ([`Fs::mounted_on`]). Guarantees that until this is taken back none of its calls takes such an entry from its place,
 //! alone or with a tree around it: they are refused (EBUSY). Calls of other threads are not held up by what one has
-//! found in the namespace of its caller. Uses inodes and paths.
+//! found in the namespace of its caller.
 
 use std::{
     ffi::OsStr,

@@ -1,8 +1,7 @@
 //! From names to inodes: lookup, references, paths.
 //!
 //! Guarantees that the record of an inode taken into memory is that of its
-//! entry at a moment when nobody could change the entry. Uses the locks of
-//! `place`, the table and the lineages.
+//! entry at a moment when nobody could change the entry.
 
 use std::{
     ffi::{OsStr, OsString},

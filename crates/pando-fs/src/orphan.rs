@@ -3,7 +3,7 @@
 //! When the last name of an open file goes, its record and data move, in the
 //! same batch, to an area of the system region under its inode number; the
 //! last release removes them, and so does the next mount after a crash. Every
-//! call on the file goes on working there. Uses keys and the inode table.
+//! call on the file goes on working there.
 
 use std::collections::HashSet;
 
@@ -36,8 +36,8 @@ pub(crate) enum Fate {
 }
 
 impl Fs {
-    /// Adds the move of a file's record, and of the data under this prefix, into the orphan area. The record at its old
-    /// place is for the caller to delete.
+    /// Adds the move of a file's record, and of the data under this prefix, into the orphan area. The record at its
+    /// old place is for the caller to delete.
     pub(crate) fn make_orphan(&self, batch: &mut Batch, data: Bytes, inode: &Inode, now: Time) {
         let mut record = inode.peek(|s| s.record.clone());
         Change { ctime: Some(now), ..Change::default() }.apply(&mut record);
@@ -65,8 +65,8 @@ impl Fs {
         self.drop_orphan_if_closed(inode);
     }
 
-    /// Notes that a call on a file that was found by name has failed so, for what loses its last name from now on: see
-    /// `late_calls`.
+    /// Notes that a call on a file that was found by name has failed with ESTALE: files that lose their last name in
+    /// the next moments are kept for such calls (`late_calls`).
     pub(crate) fn came_late(&self, inode: &Inode, e: &Error) {
         if matches!(e, Error::Stale(_)) && inode.kind == FileKind::Regular {
             self.late_calls.came();
@@ -114,9 +114,9 @@ impl Fs {
         }
     }
 
-    /// Adds the moves of all open files below `top`, whose `tree` the caller holds exclusively,
-    /// into the orphan area, and returns these files. Those stay whose keys lie under a path that `stays`. Costs a look
-    /// at each file that is open anywhere, or at each inode in memory below `top`, whichever are fewer.
+    /// Adds the moves of all open files below `top`, whose `tree` the caller holds exclusively, into the orphan area,
+    /// and returns these files. Those stay whose keys lie under a path that `stays`. Costs a look at each file that
+    /// is open anywhere, or at each inode in memory below `top`, whichever are fewer.
     pub(crate) fn orphan_below(
         &self,
         batch: &mut Batch,

@@ -2,7 +2,7 @@
 //!
 //! Walking up from a deep directory costs more than all the rest of a call. So the paths of the deep directories used
 //! last are kept, each with the number of moves of directories at that time. Guarantees nothing: whoever uses a path
-//! holds the locks of all directories on it, and looks whether any has moved since. Uses inodes and locks.
+//! holds the locks of all directories on it, and looks whether any has moved since.
 
 use std::{
     collections::VecDeque,

@@ -21,7 +21,7 @@
 //! In a file system that is opened for reading only nothing can move, and no chain is taken.
 //!
 //! Calls on two directories (rename, clone, copy between files) take everything by attempts
-//! ([`Fs::with_attempts`]). Uses inodes, `lock` and keys; does no I/O.
+//! ([`Fs::with_attempts`]). Does no I/O.
 
 use std::sync::Arc;
 

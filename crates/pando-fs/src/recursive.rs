@@ -4,7 +4,7 @@
 //! number (`docs/decisions/recursive-changes.md`). Guarantees that the change is one batch; that it reaches each file
 //! once, also one with several names of which only some are in the tree; and that inodes in memory show it when it
 //! returns. Costs besides: a look at each inode in memory of the tree, and a message for each file that has several
-//! names, one of them in the tree, and is not kept in it. Uses places, domains and the meaning of changes.
+//! names, one of them in the tree, and is not kept in it.
 
 use std::{collections::HashSet, time::Instant};
 

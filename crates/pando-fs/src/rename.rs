@@ -4,7 +4,7 @@
 //! record moves, and the prefixes of data and contents are renamed by the
 //! engine. Guarantees POSIX (same file: nothing; a directory only over an empty one; never
 //! into itself), and that inode numbers stay across lineages. Both directories
-//! and both entries are held by attempts. Uses `place`, `lineage`, `entry`.
+//! and both entries are held by attempts.
 
 use std::ffi::OsStr;
 

@@ -2,7 +2,7 @@
 //!
 //! A family of snapshots belongs to an inode number, and nothing leads from a number to a path. So the place of such a
 //! directory says that it has snapshots, and gives its number: a rollback finds by that what is below. A directory
-//! without such a key, from a store of an earlier version, gets it with its next snapshot. Uses keys.
+//! without such a key, from a store of an earlier version, gets it with its next snapshot.
 
 use bytes::Bytes;
 use pando_db::Batch;

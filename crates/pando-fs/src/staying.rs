@@ -1,4 +1,4 @@
-//! Keys of places that stay although their directory goes, because an earlier state of it takes its place.
+//! Keys that a rollback keeps: those of directories that the restored state has too.
 //!
 //! Uses the engine's `prefix`.
 
@@ -9,12 +9,12 @@ use pando_db::Batch;
 
 use crate::{error::Result, volume::Fs};
 
-/// Such keys.
+/// Keys that are kept when all others with their prefix are deleted.
 pub(crate) type Staying = HashSet<Bytes>;
 
 impl Fs {
-    /// Adds that all keys with this prefix go, but for those that are `staying`. One cursor step for each that stays,
-    /// and one more.
+    /// Adds to a batch that all keys with this prefix are deleted, except for those in `staying`. Costs one cursor
+    /// step if none stay, otherwise one for each key with the prefix.
     pub(crate) fn drop_keys(&self, batch: &mut Batch, prefix: &Bytes, staying: &Staying) -> Result<()> {
         let mut kept = Vec::new();
         let mut pairs = self.db.prefix(prefix);

@@ -1,7 +1,6 @@
 //! What files take: `st_blocks` of each, and the sums of them in a tree, counted in one state of the store.
 //!
 //! This is what accounts must say. A file with several names is counted once, where the link area of its lineage is.
-//! Uses keys, records and maps of blocks.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,7 @@
 //! What a file or a tree takes.
 //!
 //! The engine counts by prefix of keys; here a path becomes its prefixes: its own
-//! record, and the records and data of what is in it; files with several names count once. Uses places, keys and
-//! `domain`.
+//! record, and the records and data of what is in it; files with several names count once.
 
 use std::{collections::BTreeSet, path::Path};
 

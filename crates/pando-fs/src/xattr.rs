@@ -3,7 +3,7 @@
 //! Small ones stand in the record of their file, which is in memory, so that asking costs nothing; the others under
 //! keys of their own below the file's data prefix, which clones, renames and removals of trees carry along (`attrs` has
 //! the bytes, `docs/decisions/extended-attributes.md` the reasons). Guarantees that each call is one batch, that the
-//! mode and the access list agree (`acl`), and the limits that Linux states. Uses `place`, `merge`, keys.
+//! mode and the access list agree (`acl`), and the limits that Linux states.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 

@@ -4,7 +4,7 @@
 //! and nobody waits for syncs a note costs one load. While it works, and from a change of a policy until it has seen
 //! that, all syncs are noted: a snapshot may have been made before the sync, or a policy have come that waits for it.
 //! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every [`GATHER`]. What
-//! it does is given to [`Automatic::start`]. Uses `ending`.
+//! it does is given to [`Automatic::start`].
 
 use std::{
     collections::HashSet,

@@ -1,6 +1,7 @@
 //! The tool's side of a control request: one ioctl on a directory of the mount.
 //!
-//! One of the two rooms of the crate with `unsafe`: an ioctl cannot be made without.
+//! One of the three modules of the crate with `unsafe` (the others are `inside` and `transport::own::ring`): an ioctl
+//! cannot be made without.
 
 #![allow(unsafe_code)]
 

@@ -3,7 +3,7 @@
 //! Guarantees: what a call here was told to drop (pages, names, attributes), the kernel has dropped when the call
 //! returns; dirty pages of shared mappings are in the file system then. Notifications may wait for other requests, so
 //! they are sent from answers that are worked out while another thread reads requests
-//! ([`Answer::Later`](crate::transport::Answer) and `Here`). Uses `cache`, `proof`, `diffs` and `counters`.
+//! ([`Answer::Later`](crate::transport::Answer) and `Here`).
 
 use std::{
     collections::HashSet,

@@ -3,7 +3,7 @@
 //! Guarantees: a copy has what was written to the source before, in a mapping or not; set-id bits of the destination
 //! are dropped as by a write; it is durable where the destination was opened so. A whole file onto a new one, as `cp`
 //! copies, is made by the thread that reads requests: it waits for nothing as a rule, and the kernel need not be told
-//! of anything, so that to wake another thread would cost more than the clone. Uses `coherence` and `caller`.
+//! of anything, so that to wake another thread would cost more than the clone.
 
 use std::sync::Arc;
 

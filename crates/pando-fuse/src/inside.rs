@@ -225,7 +225,7 @@ impl Inside {
     }
 
     /// Begins to do so for a share of the files.
-    fn begin_write_out(&self, files: Vec<u64>) -> io::Result<WriteOut> {
+    fn begin_write_out(&self, files: Vec<u64>) -> io::Result<PageWriter> {
         let (tell, told) = mpsc::channel();
         let asked = files.clone();
         let closing = Begun { all: self.closing.clone(), over: Arc::default() };
@@ -256,7 +256,7 @@ impl Inside {
             closes.ended();
             let _ = tell.send(PageStep::Closed);
         })?;
-        Ok(WriteOut { files, told, thread, closing })
+        Ok(PageWriter { files, told, thread, closing })
     }
 
     /// Begins `work` in a thread apart, with the root of the mount. EAGAIN if as many as `most` wait for the kernel
@@ -282,7 +282,7 @@ impl Inside {
 }
 
 /// A thread that has the pages of some files written out.
-struct WriteOut {
+struct PageWriter {
     files: Vec<u64>,
     told: mpsc::Receiver<PageStep>,
     thread: Begun,
@@ -290,10 +290,10 @@ struct WriteOut {
     closing: Begun,
 }
 
-impl WriteOut {
+impl PageWriter {
     /// Waits until the pages are written, and no longer than `patience` for a file to be opened. Those that could not
     /// be are added to `left`. Gives the thread back if it may still have files to close.
-    fn wait(self, patience: Duration, left: &mut Vec<u64>) -> Option<WriteOut> {
+    fn wait(self, patience: Duration, left: &mut Vec<u64>) -> Option<PageWriter> {
         let (mut waiting, mut writing) = (self.files.iter().copied(), false);
         let mut at = waiting.next();
         while let Some(ino) = at {

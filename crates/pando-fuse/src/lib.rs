@@ -7,12 +7,13 @@
 //! mount to do: clone a tree, remove one, compare two, sync, grow, statistics. [`client`] and [`tool`] are the
 //! tool's end of it, `proof` (rights) and `requests` the server's.
 //!
-//! From the ground up: `mountinfo`, `changes`, `control`, `counters`, `cache`, `creators`, `diffs`,
-//! `inside`, `listings`, `times`, `automatic`, `own_threads`; `transport`; `error`, `settings`, `attach`; `client`,
-//! `proof`, `tool`; `caller`, `coherence` (the kernel's caches kept right), `recursive`, `policies`, `requests`,
-//! `server`; `ender`; `mount`.
-//!
-//! `docs/fuse.md` says why the kernel is told what it is told.
+//! `docs/fuse.md` says what the modules are for, and why the kernel is told what it is told. The table `FUSE` of the
+//! engine's test `tidy_source` has the modules from the ground up, and what each imports.
+
+/// The example of the crate's README, so that it compiles.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+mod readme {}
 
 pub mod asked;
 mod attach;

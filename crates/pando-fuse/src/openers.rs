@@ -1,26 +1,26 @@
 //! Callers that read the small files that they open, one after the other.
 //!
-//! Such a file can come with the answer to its open, which saves the caller a READ. Who opens files for something else
-//! (to sync, map or look at them) would pay for bytes that it does not want. What a caller did with the files before
-//! shows which kind it is, so this remembers callers (threads, as the kernel names them) by the last files that they
-//! opened and of which the kernel had no pages.
+//! The bytes of such a file can come with the answer to its open, which saves the caller a READ. A caller that only
+//! syncs, maps or stats the file would pay for bytes that it does not read. So this remembers for each caller (a
+//! thread, as the kernel names it) whether it has read the last files that it opened and of which the kernel had no
+//! pages.
 //!
-//! Guarantees: a caller begins as one that does not read. Once in [`PROBES_EVERY`] files none is given, so that a READ
-//! shows that the caller still reads; one file that is not read brings it back to the beginning. Memory is bounded by
-//! [`CALLERS`] and by open files. Knows nothing of FUSE messages.
+//! Guarantees: a caller begins as one that does not read. Of [`PROBES_EVERY`] files one is not given, so that a READ
+//! shows that the caller still reads; after one file that it has not read the caller begins anew. Memory is bounded
+//! by [`CALLERS`] and by open files. Knows nothing of FUSE messages.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-/// Files read in a row after which the next one is given, a count.
+/// Number of files that a caller has to read in a row before it is given the next one.
 const FILES_READ: u32 = 3;
-/// Of so many files one is left to the caller, a count.
+/// One of this number of files is not given, as a probe.
 const PROBES_EVERY: u32 = 16;
 /// Callers that are remembered, a count; when there are more, all are forgotten.
 const CALLERS: usize = 256;
 
-/// A file that is open and was not given.
+/// An open file whose bytes were not given with the open.
 struct Probe {
     caller: u32,
     read: bool,
@@ -28,9 +28,9 @@ struct Probe {
 
 #[derive(Default)]
 struct Opener {
-    /// Files in a row that it was not given and has read, a count up to [`FILES_READ`].
+    /// Number of files in a row that it was not given and has read, up to [`FILES_READ`].
     read: u32,
-    /// Files that it has opened since it is remembered.
+    /// Number of files that it has opened since it was first seen.
     opened: u32,
 }
 
@@ -41,15 +41,15 @@ struct OpenersState {
     open: HashMap<u64, Probe>,
 }
 
-/// Callers by what they do with files that they open.
+/// What is known of callers and of the files that they have open.
 #[derive(Default)]
 pub(crate) struct Openers {
     state: Mutex<OpenersState>,
 }
 
 impl Openers {
-    /// Notes that `caller` has opened a small file of which the kernel has no pages, as `handle`. True: it will read
-    /// the file, as far as that can be told.
+    /// Notes that `caller` has opened a small file of which the kernel has no pages, as `handle`. True if the caller
+    /// will probably read the file, so that its bytes are to come with the open.
     pub(crate) fn opened(&self, caller: u32, handle: u64) -> bool {
         let state = &mut *self.state.lock();
         if state.callers.len() >= CALLERS && !state.callers.contains_key(&caller) {

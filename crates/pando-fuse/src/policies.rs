@@ -6,7 +6,7 @@
 //! made as by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread, nor
 //! it for who keeps a directory locked ([`Unsettled`](crate::unsettled::Unsettled)). A policy that fails is tried again
 //! after [`LOOK`], and the log says why. While the kernel has the mount read-only, which it does not tell the server,
-//! nothing is done. Uses `automatic`, `coherence`, `diffs` and `mountinfo`.
+//! nothing is done.
 
 use std::{
     collections::HashMap,

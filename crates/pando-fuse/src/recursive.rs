@@ -10,7 +10,7 @@
 //! Guarantees that nobody sees an attribute from before once the call has returned. An answer to a lookup that was
 //! given before the change and is not with the kernel yet is waited for, for [`PATIENCE`] at most. A program can keep
 //! the kernel's lock on an inode, as by a write from memory that does not come: of such a file the times that the
-//! kernel owns may stay old, and the call returns all the same. Uses `coherence`, `inside`, `proof`.
+//! kernel owns may stay old, and the call returns all the same.
 
 use std::{
     collections::VecDeque,

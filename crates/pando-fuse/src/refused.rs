@@ -8,8 +8,7 @@
 //! that it takes for clean. If it then asks for it, what was in it is gone: that is noted too, and never tried again
 //! with the bytes that the server itself has given. It stays noted until nobody has the file open, as the kernel
 //! writes whole pages, of which a program may have changed a byte. Notes are bounded; a file with more of them than
-//! there is room for cannot be synced until the kernel forgets it. `writes` does what is noted here. Uses `ending`
-//! and `transport`.
+//! there is room for cannot be synced until the kernel forgets it. `writes` does what is noted here.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

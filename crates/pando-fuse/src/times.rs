@@ -13,7 +13,7 @@
 //!
 //! Guarantees: a time that a program sets is never replaced by that of an earlier write, because the server lets the
 //! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). Uses neither
-//! the file system nor the kernel: what is to be done is given to [`Times::start`]. Uses `ending` and `inside`.
+//! the file system nor the kernel: what is to be done is given to [`Times::start`].
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -1,7 +1,7 @@
 //! The tool's side of what needs rights: it lets the kernel show them to the daemon, then asks.
 //!
 //! Paths are walked once: an [`EntryPath`] keeps a descriptor of the directory, and everything is done by that.
-//! See `proof` for what is shown how. Uses `client`.
+//! See `proof` for what is shown how.
 
 use std::{
     ffi::{OsStr, OsString},

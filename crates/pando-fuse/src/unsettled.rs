@@ -3,7 +3,7 @@
 //! To be told of an entry the kernel waits for whoever has its directory locked, and a program that lists it into
 //! memory which does not come keeps it locked for as long as it likes. So this is done by threads of its own, one for
 //! a directory at a time, shared among the directories' owners as `workers` does. Guarantees: what is given is told
-//! in turn for a directory; until then the kernel may show an entry as it was. Uses `transport`.
+//! in turn for a directory; until then the kernel may show an entry as it was.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -2,7 +2,7 @@
 //!
 //! Guarantees what `refused` does; a page that is tried again is read through the page cache, by the server's own way
 //! into the mount, and what the page cache then asks the server for is lost. A server without that has the kernel drop
-//! such pages, so readers see what is stored. Uses `coherence`, `refused` and `inside`.
+//! such pages, so readers see what is stored.
 
 use std::{
     ops::Range,

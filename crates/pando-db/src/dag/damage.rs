@@ -5,8 +5,8 @@
 //! edges are flushed. An edge of which much waits is parted around what is bad, so that only the keys of the
 //! bad page are held up; if much waits for these alone, it is parted among them, so that nodes stay as wide
 //! and as large as others. A delete that covers a bad page needs no look at it, so it is flushed and heals; a
-//! range message that covers the edge takes its place in any case. May use: edits. I/O: where damage is
-//! known, headers of children with messages.
+//! range message that covers the edge takes its place in any case. I/O: where damage is known, headers of children
+//! with messages.
 
 use crate::{
     dag::edit::Edit,

@@ -4,8 +4,8 @@
 //! immutable versions: a [`read::view::View`] reads one, an [`edit::Edit`] builds the next. The modules, from the
 //! lowest up: `tree` (a version), `layer` (messages that arrived together), `memtable` (messages not yet in the DAG),
 //! `edit` (the next version), `read`, `share` (clones), `write` (flush, split, merge), `gc`; and `check`, which
-//! verifies a version. May use: `key`, `node`, `merge`, and the pager and table of `store`; knows nothing of logs,
-//! checkpoints or threads.
+//! verifies a version. Nothing here reads or writes the log (a tree and a memtable carry the position at which they
+//! end), makes a checkpoint or starts a thread.
 
 pub(crate) mod check;
 pub(crate) mod damage;

@@ -11,10 +11,11 @@ use crate::{
     key::{Direction, Span, behind},
 };
 
-/// A consistent view of the store that later changes do not affect.
+/// A consistent view of the store that later changes do not affect: it shows every write that had returned before it
+/// was taken, and none that began later.
 ///
-/// While a snapshot exists, nothing that it can reach is freed, and the store stays open and its file locked. It
-/// costs nothing else.
+/// It may be moved to another thread and used by several at once (it is `Send` and `Sync`). While a snapshot exists,
+/// nothing that it can reach is freed, and the store stays open and its file locked. It costs nothing else.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(crate) engine: Arc<Engine>,
@@ -58,7 +59,9 @@ impl Snapshot {
 /// A pair that a cursor lends.
 pub type PairRef<'a> = (&'a [u8], &'a [u8]);
 
-/// The pairs of a range in key order, as of the moment the cursor was made.
+/// The pairs of a range in key order, as of the moment the cursor was made: later writes do not appear in it, those
+/// of the same thread neither. A cursor may be moved to another thread (it is `Send`). While it exists, nothing of
+/// its range is freed, and the store stays open.
 ///
 /// There are two ways to take them, which may be mixed: [`Cursor::next_ref`] and [`Cursor::next_back_ref`] lend a
 /// pair until the next call, and mostly allocate nothing; as a [`DoubleEndedIterator`] a cursor gives owned pairs.

@@ -50,12 +50,7 @@ impl Db {
         let path = medium.path();
         let make = || {
             let New { device, made } = medium.for_new(create.size)?;
-            open::create(&device, create, options).inspect_err(|_| {
-                if let Some(path) = made {
-                    // The error that led here is the one to tell.
-                    let _ = std::fs::remove_file(path);
-                }
-            })
+            open::create(&device, create, options).inspect_err(|_| remove(made))
         };
         make().map_err(about(path))
     }
@@ -69,14 +64,43 @@ impl Db {
     ///
     /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
     /// have another meaning than [`Options::merge`]; [`Error::Invalid`] for options out of their range;
-    /// [`Error::Locked`] if the store is open, in this process (by this path or this device) or in another. A
-    /// [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the whole translation table (some
-    /// 30 bytes a node) and the log are read.
+    /// [`Error::Locked`] if the store is open, in this process (by this path or this device) or in another, unless
+    /// both only read ([`Options::read_only`]). A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it
+    /// open. Cost: the whole translation table (some 30 bytes a node) and the log are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
         check(&options)?;
         let path = medium.path();
         let engine = medium.for_old(options.read_only).and_then(|device| open::open(device, options));
-        let engine = Arc::new(engine.map_err(about(path))?);
+        Self::start(engine.map_err(about(path))?)
+    }
+
+    /// Opens the store at a path or on a device, as [`Db::open`] does. If there is no file at the path, or the first
+    /// 64 KiB of the file or device are zeros, an empty store is made first, as by [`Db::create`].
+    ///
+    /// ```no_run
+    /// # use pando_db::{CreateOptions, Db, Options};
+    /// let db = Db::open_or_create("grove.pando", &CreateOptions::default(), Options::default())?;
+    /// # Ok::<(), pando_db::Error>(())
+    /// ```
+    ///
+    /// Contents that are no store are never overwritten: [`Error::Format`]. A crash while the store is made leaves
+    /// zeros, or a store, so the call can be repeated. Of several processes that call this at the same time one has
+    /// the store, and the others get [`Error::Locked`]. With [`Options::read_only`] nothing is made.
+    pub fn open_or_create(medium: impl Medium, create: &CreateOptions, options: Options) -> Result<Db> {
+        if options.read_only {
+            return Self::open(medium, options);
+        }
+        check(&options)?;
+        let path = medium.path();
+        let make = || {
+            let New { device, made } = medium.for_either(create.size)?;
+            open::open_or_create(device, create, options).inspect_err(|_| remove(made))
+        };
+        Self::start(make().map_err(about(path))?)
+    }
+
+    fn start(engine: Engine) -> Result<Db> {
+        let engine = Arc::new(engine);
         let threads = if engine.options.background && !engine.options.read_only {
             threads::spawn(&engine)?
         } else {
@@ -277,6 +301,14 @@ impl Db {
         engine.log.stop("it was closed".into());
         *engine.in_use.lock() = None;
         result
+    }
+}
+
+/// Removes the file that was made for a store that did not come to be.
+fn remove(made: Option<PathBuf>) {
+    if let Some(path) = made {
+        // The error that led here is the one to tell.
+        let _ = std::fs::remove_file(path);
     }
 }
 

@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// How many bytes at the start of a file must be zero before it is overwritten unasked.
-const PROBE_BYTES: usize = 64 << 10;
+pub(super) const PROBE_BYTES: usize = 64 << 10;
 
 /// Buffers that Linux takes in one call (`IOV_MAX`).
 const MOST_BUFS: usize = 1024;

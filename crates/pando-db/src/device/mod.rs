@@ -30,7 +30,7 @@ pub use file::FileDevice;
 pub use hooked::{DeviceCall, HookedDevice};
 pub(crate) use in_use::InUse;
 pub use medium::Medium;
-pub(crate) use medium::New;
+pub(crate) use medium::{New, starts_with_zeros};
 pub use memory::MemDevice;
 #[cfg(any(test, feature = "sim"))]
 pub use sim::{FailMode, SimDevice};

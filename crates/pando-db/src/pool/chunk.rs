@@ -1,9 +1,9 @@
-//! The only room of the crate with `unsafe`: memory of the kernel's, cut into pieces.
+//! The only module of the crate with `unsafe`: anonymous memory from the kernel, cut into allocations.
 //!
 //! What makes it sound: an [`Allocation`] is made by a [`Chunk`] only, which marks its units as taken, and these are
-//! marked free only by [`Chunk::give`], which takes the allocation away. So no two overlap. What goes to the kernel is
-//! one as well, so nobody else has any of it. A chunk that is dropped while there are allocations of it keeps its
-//! memory for good.
+//! marked free only by [`Chunk::give`], which takes the allocation away. So no two overlap. Memory that is given back
+//! to the kernel is taken as an allocation first, so no buffer has any of it. A chunk that is dropped while there are
+//! allocations of it leaks its memory.
 
 #![allow(unsafe_code)]
 
@@ -17,17 +17,17 @@ use rustix::{
 
 /// Bytes of a chunk.
 pub(crate) const CHUNK_BYTES: usize = 2 << 20;
-/// Bytes that are taken and given at once.
+/// Bytes of a unit: an allocation has whole units.
 pub(crate) const UNIT_BYTES: usize = 1 << 10;
 const CHUNK_UNITS: usize = CHUNK_BYTES / UNIT_BYTES;
 
 /// A set of units.
 type Units = [u64; CHUNK_UNITS / 64];
 
-/// What a piece may be cut from.
+/// The free units that an allocation may be cut from.
 #[derive(Clone, Copy)]
 pub(crate) enum Free {
-    /// What is in memory.
+    /// Those that are in memory: the kernel has not got them back.
     Idle = 0,
     Any = 1,
 }
@@ -36,24 +36,25 @@ pub(crate) struct Chunk {
     map: ManuallyDrop<MmapMut>,
     base: NonNull<u8>,
     taken: Units,
-    /// Not taken, and the kernel has them: never used, or given back.
+    /// Not taken and not in memory: never used, or given back to the kernel.
     released: Units,
     taken_count: usize,
     released_count: usize,
-    /// No more than so many units that follow each other are idle; or free.
+    /// Upper bounds of the longest run of idle units, and of free units, in units. Indexed by [`Free`].
     longest: [usize; 2],
 }
 
-// SAFETY: `base` points into `map`, which the chunk owns; nothing of it belongs to a thread.
+// SAFETY: `base` points into `map`, which the chunk owns; no thread has a part of it of its own.
 unsafe impl Send for Chunk {}
 
-/// Bytes of a chunk that nobody else has.
+/// Bytes of a chunk that no other allocation has.
 pub(crate) struct Allocation {
     at: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: a piece is the only way to its bytes, which belong to no thread. Shared, it only lets read.
+// SAFETY: its bytes are reached through the allocation only, and are bound to no thread. A shared reference only
+// reads.
 unsafe impl Send for Allocation {}
 unsafe impl Sync for Allocation {}
 
@@ -71,34 +72,35 @@ impl Allocation {
         self.len.div_ceil(UNIT_BYTES)
     }
 
-    /// Gives its memory to the kernel; all of it is zeros then. False if that is not possible, or if it is not whole
-    /// pages of the kernel's.
+    /// Gives its memory back to the kernel, after which it reads as zeros. False if the kernel refuses, or if it is
+    /// not whole pages of the kernel's.
     pub fn release(&mut self) -> bool {
         let page = page_size();
         let whole_pages = self.address().is_multiple_of(page) && self.len.is_multiple_of(page);
-        // SAFETY: these are whole pages of the kernel's, so nothing changes but the bytes of this piece, which nobody
-        // else has and `self` is borrowed mutably for.
+        // SAFETY: these are whole pages of the kernel's, so only the bytes of this allocation change, which no other
+        // allocation has, and `self` is borrowed mutably.
         whole_pages && unsafe { madvise(self.at.as_ptr().cast(), self.len, Advice::LinuxDontNeed) }.is_ok()
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `len` bytes from `at` lie in the map of a chunk, which is there as long as the piece is; the kernel
-        // has zeroed them, so they are initialised; and no other piece has any of them, nor is `self` borrowed mutably.
+        // SAFETY: `len` bytes from `at` lie in the map of a chunk, which is there as long as the allocation is; the
+        // kernel has zeroed them, so they are initialised; no other allocation has any of them, and `self` is not
+        // borrowed mutably.
         unsafe { std::slice::from_raw_parts(self.at.as_ptr(), self.len) }
     }
 
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed by nobody else.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.at.as_ptr(), self.len) }
     }
 }
 
 impl Chunk {
-    /// A chunk of which nothing is taken, and so nothing is in memory.
+    /// A chunk of which no unit is taken, and none is in memory.
     pub fn new() -> io::Result<Chunk> {
         let mut map = MmapMut::map_anon(CHUNK_BYTES)?;
-        // One fault for all of a chunk instead of hundreds: as long as they are filled for the first time, pages cost
-        // more by these than by being read. A hint: a kernel without it, or without such a page, does as always.
+        // Filling a new chunk costs more in page faults than in reading; a huge page needs one fault instead of
+        // hundreds. This is a hint: a kernel without huge pages, or with none free, uses small ones.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
         let base = NonNull::from(&mut map[..]).cast();
@@ -117,7 +119,7 @@ impl Chunk {
         self.base.addr().get()
     }
 
-    /// Units that nobody has, and that the kernel has not got back.
+    /// Number of units that no allocation has, and that the kernel has not got back.
     pub fn idle(&self) -> usize {
         CHUNK_UNITS - self.taken_count - self.released_count
     }
@@ -131,12 +133,12 @@ impl Chunk {
         self.taken_count == 0
     }
 
-    /// False if a piece of so many units certainly does not fit.
+    /// False if an allocation of so many units certainly does not fit.
     pub fn may_fit(&self, units: usize, which: Free) -> bool {
         units <= self.longest[which as usize]
     }
 
-    /// The words of the set of what no such piece can be cut from.
+    /// The set of units, by its words, that an allocation of this kind cannot have.
     fn busy(&self, which: Free) -> impl Fn(usize) -> Option<u64> {
         move |word| match which {
             Free::Idle => Some(self.taken.get(word)? | self.released.get(word)?),
@@ -144,7 +146,7 @@ impl Chunk {
         }
     }
 
-    /// A piece of `len` bytes, not 0, if it fits.
+    /// An allocation of `len` bytes; none if it does not fit, or if `len` is 0.
     pub fn take(&mut self, len: usize, which: Free) -> Option<Allocation> {
         let units = len.div_ceil(UNIT_BYTES);
         if units == 0 {
@@ -160,7 +162,7 @@ impl Chunk {
         Some(self.cut(first, len))
     }
 
-    /// Takes a piece back; `released`: the kernel has its memory.
+    /// Takes an allocation back. `released`: its memory has gone to the kernel.
     pub fn give(&mut self, piece: Allocation, released: bool) {
         let from = piece.address().wrapping_sub(self.address());
         assert!(from < CHUNK_BYTES, "a piece of another chunk");
@@ -173,8 +175,8 @@ impl Chunk {
         }
     }
 
-    /// Cuts out all that is idle and makes up whole pages of the kernel's, which have `page` bytes, for it to be given
-    /// to the kernel.
+    /// Takes all idle memory that makes up whole pages of the kernel's, which have `page` bytes, so that the caller
+    /// can give it to the kernel.
     pub fn cut_idle(&mut self, page: usize) -> Vec<Allocation> {
         let mut cut = Vec::new();
         let mut at = 0;
@@ -189,7 +191,7 @@ impl Chunk {
         cut
     }
 
-    /// The piece of `len` bytes that begins with a unit. Nothing of it is taken.
+    /// Takes `len` bytes from the unit `first` on, all of which are free.
     fn cut(&mut self, first: usize, len: usize) -> Allocation {
         let units = len.div_ceil(UNIT_BYTES);
         assert!(first + units <= CHUNK_UNITS, "a piece that reaches beyond its chunk");
@@ -202,7 +204,7 @@ impl Chunk {
         Allocation { at, len }
     }
 
-    /// Counts its units anew.
+    /// Counts the units anew, and compares.
     #[cfg(test)]
     pub fn check(&self) {
         let count = |units: &Units| units.iter().map(|word| word.count_ones() as usize).sum::<usize>();
@@ -225,13 +227,13 @@ fn whole_pages(bytes: Range<usize>, page: usize) -> Range<usize> {
 impl Drop for Chunk {
     fn drop(&mut self) {
         if self.is_empty() {
-            // SAFETY: it is dropped only here, and there is no piece that points to it.
+            // SAFETY: the map is dropped only here, and no allocation points to it.
             unsafe { ManuallyDrop::drop(&mut self.map) };
         }
     }
 }
 
-/// The first of `count` units that follow each other and are not in a set, given by its words; or how many do, at most.
+/// First unit of a run of `count` units that are not in a set, given by its words. `Err`: length of the longest run.
 fn find(words: impl Fn(usize) -> Option<u64>, count: usize) -> Result<usize, usize> {
     let (mut at, mut longest) = (0, 0);
     while at < CHUNK_UNITS {
@@ -259,7 +261,7 @@ fn next(words: impl Fn(usize) -> Option<u64>, at: usize, is_in: bool) -> usize {
     CHUNK_UNITS
 }
 
-/// Puts units into the set, or takes them out; how many were not, or were, in it.
+/// Puts units into the set, or takes them out. Gives how many units this has changed.
 fn set(units: &mut Units, first: usize, count: usize, is_in: bool) -> usize {
     let mut changed = 0;
     let (mut at, end) = (first, (first + count).min(CHUNK_UNITS));

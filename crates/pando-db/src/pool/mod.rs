@@ -1,16 +1,16 @@
 //! Memory for pages: buffers of some tens of KiB, for all of the process from one pool.
 //!
-//! Most of what a store has in memory are pages of nearly one size, which come and go all the time, in many threads.
-//! Among all else that a general allocator gives out they leave holes that nothing fits: a process had half as much
-//! again as its store knew of. Here they are cut from chunks that nothing else shares, and are not zeroed before they
-//! are read into.
+//! Most memory of a store is in pages of nearly one size, which many threads allocate and free all the time. In a
+//! general allocator such pages leave holes between other allocations that nothing fits into: a process had half as
+//! much memory again as its store had asked for. Here pages are cut from chunks that hold nothing else, and are not
+//! zeroed before they are read into.
 //!
-//! Guarantees: a buffer is nobody else's as long as it lives, and its contents are *anything* until they are
-//! written. Memory that no buffer has goes back to the kernel when buffers have not had as much for a while (many
-//! rounds of coming and going, or a while in which nothing came or went), or have not a quarter of it any more; but
-//! for [`KEPT_BYTES`] and a sixteenth. Where the pool cannot help (too small, too large, the kernel refuses), the
-//! buffer comes from the heap. The lock is held for microseconds: it is the kernel that takes its time, and what it
-//! does happens outside. May use: nothing of the crate.
+//! Guarantees: a buffer shares its bytes with no other as long as it lives, and its contents are *anything* until
+//! they are written. Free memory goes back to the kernel, except for [`KEPT_BYTES`] and a sixteenth of what buffers
+//! have, in two cases: the buffers have not needed it for a while (many rounds of allocations, or a time without
+//! any), or they have less than a quarter of the pool. If the pool cannot give a buffer (too small, too large, or the
+//! kernel refuses), the buffer comes from the heap. The lock is held for microseconds: calls of the kernel, which
+//! take longer, are made without it.
 
 mod chunk;
 
@@ -26,18 +26,19 @@ use smallvec::SmallVec;
 
 use chunk::{Allocation, CHUNK_BYTES, Chunk, Free, UNIT_BYTES};
 
-/// Smallest and largest buffer that the pool cuts, in bytes. Smaller ones the heap does as well; larger ones leave much
-/// of a chunk over.
+/// Smallest and largest buffer that the pool cuts, in bytes. The heap is as good for smaller ones; larger ones would
+/// leave much of a chunk unused.
 const MIN_BUFFER_BYTES: usize = 8 << 10;
 const MAX_BUFFER_BYTES: usize = CHUNK_BYTES / 8;
 
-/// What is kept for later though buffers have not had as much lately, in bytes.
+/// Free memory that is kept although buffers have not needed as much lately, in bytes.
 const KEPT_BYTES: usize = CHUNK_BYTES;
-/// Lately: since all that buffers have had at once came and went so often, or twice as often.
+/// Rounds that count as lately, up to twice as many: in a round, as many units are given back as buffers had at most.
 const RECENT_ROUNDS: usize = 16;
-/// Part (1/n) of what buffers have that is too small for a buffer, or shares a page of the kernel's with one.
+/// Part (1/n) of the memory of buffers that may be free and yet of no use: in gaps too small for a buffer, or in a
+/// page of the kernel's that a buffer shares.
 const WASTE_SHARE: usize = 16;
-/// Calls of [`rest`] between which nothing came or went, after which only [`KEPT_BYTES`] is kept.
+/// Calls of [`rest`], without an allocation between them, after which only [`KEPT_BYTES`] is kept.
 const IDLE_RESTS: u32 = 100;
 
 static POOL: Mutex<Pool> = Mutex::new(Pool::new());
@@ -48,7 +49,7 @@ pub(crate) enum Buffer {
     Heap(Vec<u8>),
 }
 
-/// A piece of the pool. There always is one, until the end.
+/// An allocation of the pool: `None` only while the value is dropped.
 pub(crate) struct Pooled(Option<Allocation>);
 
 /// True if the pool cuts buffers of this size.
@@ -88,7 +89,7 @@ pub(crate) fn resident() -> u64 {
     ((pool.taken + pool.idle) * UNIT_BYTES) as u64
 }
 
-/// Bytes of memory that buffers of the pool have.
+/// Bytes of memory that the buffers of the pool have.
 pub(crate) fn in_use() -> u64 {
     (POOL.lock().taken * UNIT_BYTES) as u64
 }
@@ -136,19 +137,19 @@ impl Drop for Pooled {
     }
 }
 
-/// To be called now and then by a thread that has nothing to do.
+/// Gives free memory back to the kernel if the pool is idle. An idle thread calls this now and then.
 pub(crate) fn rest() {
     let excess = POOL.lock().rest();
     excess.give_to_kernel(&POOL);
 }
 
-/// Takes a piece back.
+/// Takes an allocation back.
 fn give(pool: &Mutex<Pool>, piece: Allocation) {
     let excess = pool.lock().give(piece);
     excess.give_to_kernel(pool);
 }
 
-/// What goes back to the kernel.
+/// Memory that goes back to the kernel, outside the lock.
 #[derive(Default)]
 struct Excess {
     chunks: SmallVec<[Chunk; 1]>,
@@ -172,21 +173,22 @@ struct Pool {
     chunks: BTreeMap<usize, Chunk>,
     /// The chunk that was used last.
     recent: usize,
-    /// By [`Free`]: units of the least piece that no chunk had, since the last one was given back.
+    /// Units of the smallest allocation that no chunk had room for since one was last given back. Indexed by
+    /// [`Free`].
     too_long: [usize; 2],
-    /// Units that pieces have, and units that no piece has but the kernel has not got back.
+    /// Units that allocations have, and free units that the kernel has not got back.
     taken: usize,
     idle: usize,
-    /// The most units that pieces had at once: of late, and before that.
+    /// The most units that allocations had at once: in the latest [`RECENT_ROUNDS`], and in those before.
     most: [usize; 2],
-    /// Units given back of late.
+    /// Units given back since the latest rounds began.
     given: usize,
-    /// The chunk of which memory went to the kernel last, and one that is empty and stays.
+    /// Addresses of the chunk whose memory went to the kernel last, and of an empty chunk that is kept.
     swept: usize,
     spare: usize,
     /// The kernel does not take memory back (it is locked, for instance).
     refused: bool,
-    /// Pieces given back so far; as many as there were when it was asked last whether all is at rest, and how often.
+    /// Allocations given back so far; their number at the last call of `rest`; calls of `rest` since it changed.
     turns: u64,
     turns_seen: u64,
     rests: u32,
@@ -211,7 +213,7 @@ impl Pool {
         }
     }
 
-    /// A piece of `len` bytes; none if the kernel gives no memory. What is in memory comes first, then what is not.
+    /// An allocation of `len` bytes; none if the kernel gives no memory. Units in memory are taken before others.
     fn take(&mut self, len: usize) -> Option<Allocation> {
         let found = self.take_of(len, Free::Idle).or_else(|| self.take_of(len, Free::Any));
         let found = match found {
@@ -236,7 +238,7 @@ impl Pool {
         if units >= self.too_long[which as usize] {
             return None;
         }
-        // From the chunk that was used last, round to it.
+        // From the chunk that was used last on, and then those before it.
         let behind = (Bound::Included(self.recent), Bound::Unbounded);
         let before = (Bound::Unbounded, Bound::Excluded(self.recent));
         for range in [behind, before] {
@@ -261,13 +263,13 @@ impl Pool {
         }
     }
 
-    /// Takes a piece back.
+    /// Takes an allocation back.
     fn give(&mut self, piece: Allocation) -> Excess {
         let units = piece.units();
         let (at, chunk) = self.chunk_of(&piece);
         chunk.give(piece, false);
         let hardly_there = chunk.is_empty() && chunk.idle() * UNIT_BYTES < CHUNK_BYTES / 8;
-        // Where something has become free there is room next time.
+        // The next allocation looks here first, because something has become free.
         self.recent = at;
         self.too_long = [usize::MAX; 2];
         self.taken -= units;
@@ -287,7 +289,8 @@ impl Pool {
         self.without_more_than(enough)
     }
 
-    /// Nothing came or went since the last time, perhaps, and the time before.
+    /// Counts calls between which nothing was given back. After [`IDLE_RESTS`] of them only what buffers have is
+    /// needed.
     fn rest(&mut self) -> Excess {
         self.rests = if self.turns == self.turns_seen { self.rests + 1 } else { 0 };
         self.turns_seen = self.turns;
@@ -299,7 +302,8 @@ impl Pool {
         self.without_more_than(self.taken)
     }
 
-    /// If more than `enough` units are in memory, and what is kept besides: those to give back of one chunk.
+    /// The free units of one chunk, to be given to the kernel, if more than `enough` units are in memory and those
+    /// that are kept besides.
     fn without_more_than(&mut self, enough: usize) -> Excess {
         if self.refused
             || self.taken + self.idle <= enough + KEPT_BYTES / UNIT_BYTES + self.taken / WASTE_SHARE
@@ -327,7 +331,7 @@ impl Pool {
         removed.into_iter().collect()
     }
 
-    /// Takes back what was cut out to be given to the kernel, and whether it was.
+    /// Takes back allocations that were made to be given to the kernel. `released`: the kernel has taken them.
     fn cut_given(&mut self, pieces: Vec<Allocation>, released: bool) {
         self.refused |= !released;
         for piece in pieces {

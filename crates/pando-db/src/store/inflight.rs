@@ -1,13 +1,13 @@
-//! Pieces that are being read from the device, and pages that were read ahead and that nobody has asked for yet.
+//! Pieces that are being read from the device, and pages that were read ahead and that no thread has asked for yet.
 //!
-//! A page that is not worth a place in the cache stays here for a little while more when it has been asked for: who
-//! reads on asks for the rest of it.
+//! A page that is not worth a place in the cache stays here for a little while after a thread has asked for it,
+//! because a thread that reads on asks for the rest of it.
 //!
-//! Guarantees: of all who want a piece that is not in the cache at the same time, one reads it and the others
-//! wait for that ([`InFlight::claim`]); a page that was read ahead stays until it is asked for, however full the
-//! cache is, as long as no more were read ahead than have room here ([`InFlight::with_room`]), and then until as many
-//! others as have [`PASSING_BYTES`] have been. Who holds a claim never waits for another, so nobody waits in a circle.
-//! Takes no lock over I/O. May use: pages.
+//! Guarantees: of the threads that want a piece at the same time which is not in the cache, one reads it and the
+//! others wait for that ([`InFlight::claim`]). A page that was read ahead stays until a thread asks for it, however
+//! full the cache is, unless more pages were read ahead than have room here ([`InFlight::with_room`]), and then until
+//! [`PASSING_BYTES`] of other pages have followed it. A thread that holds a claim waits for no other, so there is no
+//! deadlock. Takes no lock over I/O. May use: pages.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -200,8 +200,8 @@ impl Claim<'_> {
         }
     }
 
-    /// Keeps pages, of those it is for, for who asks for them later, which is `once` as a rule, or is not. What has no
-    /// room any more is given back, the oldest first: it belongs into the cache.
+    /// Keeps pages, of those it is for, for who asks for them later, which is `once` as a rule, or is not. What has
+    /// no room any more is given back, the oldest first: it belongs into the cache.
     pub fn keep_ahead<'p>(
         &self,
         once: bool,

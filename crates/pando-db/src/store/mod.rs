@@ -1,11 +1,12 @@
 //! The store: what lies on the device besides the meaning of nodes.
 //!
-//! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `pager`
-//! reads and caches nodes and pages, `page_id` knows where these lie, `inflight` what is being read, `lent` reads into
-//! memory of the device, `sequence` knows what is read in order, `row_cache` keeps single entries of pages, `layout`
-//! decides where a node is written, `scattered` how extents are named, written and read, `bulk` places large values
-//! while the log is written. May use: `device`, `space`, `node` and `format`; knows nothing of messages' meaning or of
-//! the DAG's shape.
+//! `superblock` is where everything begins, `log` the redo log, `table` says where each node lies, `layout` decides
+//! where a node is written, `scattered` how extents are named, written and read, and `bulk` places large values while
+//! the log is written. `pager` reads and caches nodes and pages; with it go `page_id` (where they lie), `cache_key`,
+//! `cached`, `sharded` and `ghost` (the cache), `row_cache` (single entries of pages), `inflight` (what is being read),
+//! `lent` (reads into memory of the device), `sequence` (what is read in order), `unreadable` (what the device could
+//! not read) and `written` (what was written lately). Nothing here applies messages or knows the shape of the DAG;
+//! `bulk` tells values from other messages, and the row cache stores messages.
 
 pub(crate) mod bulk;
 mod cache_key;

@@ -7,7 +7,8 @@
 //! ([`commit`]): from then on either slot may rot, and the other says the same.
 //! Reading is total: a hostile image yields an error or fields that passed
 //! [`Superblock::check`]; a slot that does not verify is told of ([`Slots`]).
-//! Uses the device only.
+//! Of the rest of the store it knows the places only that it names: of the
+//! log, the table and scattered extents.
 //!
 //! Layout, little-endian; bytes not named are zero. Magic, version, generation
 //! and checksum keep their places in every version of the format.

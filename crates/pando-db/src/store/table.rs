@@ -5,7 +5,7 @@
 //! version; a change copies the pages on its path only. A page that has been
 //! written by a checkpoint remembers where (its *home*), so the next
 //! checkpoint writes only pages that have changed since. Guarantees nothing
-//! about the nodes themselves. Uses `format` and `store::space`.
+//! about the nodes themselves.
 
 use std::sync::Arc;
 

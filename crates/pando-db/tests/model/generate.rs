@@ -551,5 +551,6 @@ fn op_key(op: &Op) -> Bytes {
         | Op::DeleteRange(key, _)
         | Op::ClonePrefix(_, key)
         | Op::RenamePrefix(key, _) => key.clone(),
+        _ => unreachable!("an operation that the model does not know"),
     }
 }

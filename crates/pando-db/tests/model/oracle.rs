@@ -149,6 +149,7 @@ impl World {
                 self.copy(src, dst);
                 self.remove_range(src, successor(src).as_deref());
             }
+            _ => unreachable!("an operation that the model does not know"),
         }
     }
 

@@ -317,6 +317,7 @@ impl Runner {
                 | Op::RenamePrefix(a, b) => a.len() + b.len(),
                 Op::Delete(a) => a.len(),
                 Op::DeleteRange(a, b) => a.len() + b.as_ref().map_or(0, Bytes::len),
+                _ => unreachable!("an operation that the model does not know"),
             })
             .sum();
         bytes + 32 * ops.len() + 128 > self.config.log_size as usize / 4

@@ -155,6 +155,7 @@ fn show_op(op: &Op) -> String {
         Op::DeleteRange(lo, hi) => format!("delete [{}, {})", show(lo), show_end(hi)),
         Op::ClonePrefix(src, dst) => format!("clone {} -> {}", show(src), show(dst)),
         Op::RenamePrefix(src, dst) => format!("rename {} -> {}", show(src), show(dst)),
+        _ => unreachable!("an operation that the model does not know"),
     }
 }
 
@@ -205,5 +206,6 @@ fn op_source(op: &Op) -> String {
         }
         Op::ClonePrefix(src, dst) => format!("clone({}, {})", key(src), key(dst)),
         Op::RenamePrefix(src, dst) => format!("rename({}, {})", key(src), key(dst)),
+        _ => unreachable!("an operation that the model does not know"),
     }
 }

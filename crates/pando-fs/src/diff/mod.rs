@@ -4,8 +4,8 @@
 //! went, was changed, and, by file number, what was moved. Two passes over the same differences, the first of records
 //! only, so that a directory that moved is compared with itself and not listed name by name. Guarantees: the answer is
 //! that of reading both trees of one moment, whatever they share, but for access and change times; nothing is told of
-//! what is in a directory that the caller may not list and enter. Memory is bounded: differences are given one by one.
-//! Uses places, domains, keys and records.
+//! what is in a directory that the caller may not list and enter. Memory is bounded: differences are given one by
+//! one.
 
 pub(crate) mod change;
 pub(crate) mod compare;

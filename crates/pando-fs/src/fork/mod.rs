@@ -1,6 +1,6 @@
 //! Forks as their makers see them: listed, compared with their origin, merged and thrown away.
 //!
-//! See `forks` for what is stored, and `docs/versions.md`. Uses differences, clones and what they use.
+//! See `forks` for what is stored, and `docs/versions.md`.
 
 mod apply;
 mod arrange;

@@ -20,7 +20,6 @@
 //! names it). A number waits until no inode of the lineage is in memory: the kernel and open handles know
 //! them by these numbers. What is lost so (tainted lineages, clones inside of removed ones, those that waited when the
 //! mount ended) are found by marking what is in use, when all numbers have been given out (`mark`).
-//! Uses the table of inodes, and the engine's `get`, `prefix` and `write`.
 
 mod mark;
 pub(crate) mod number;

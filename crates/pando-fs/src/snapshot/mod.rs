@@ -4,7 +4,7 @@
 //! Making one is one batch whose size does not depend on what is below. So is deleting one; the space that it
 //! alone owned is given back in the background. A caller that may clone a directory may make snapshots of it and change
 //! those (`rights`); if the directory is gone, only root may. A snapshot never changes: every change of an entry goes
-//! through `place`, which refuses. Uses `family`, `clone`, `rename`, `rights`.
+//! through `place`, which refuses.
 
 use std::ffi::{OsStr, OsString};
 

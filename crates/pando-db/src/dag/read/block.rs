@@ -37,8 +37,7 @@ impl KeyMap {
         Err(Error::corrupt("node", 0, "a page has a prefix that no key of its range has"))
     }
 
-    /// What is put on and what is taken off, without what they end with alike: two maps that do the same are
-    /// equal so.
+    /// The prefixes that are put on and taken off, without their common suffix: equal for maps that do the same.
     pub fn shortest(&self) -> (Bytes, Bytes) {
         let Lens { head, pre } = Lens::new(self.head.clone(), self.cut.clone()).shortest();
         (head, pre)
@@ -163,7 +162,7 @@ pub(crate) struct EntryRun {
     /// Where the value is in the page of the entry run; `None`: it is `apart`.
     inside: Option<Range<usize>>,
     apart: Bytes,
-    /// Keys that it has passed, or that were passed before it, because nothing is left of them.
+    /// Deleted keys that have been skipped so far, before this run too.
     passed: u64,
 }
 
@@ -227,8 +226,8 @@ impl EntryRun {
         false
     }
 
-    /// The same for entry `i`, if that is not a value in a page. Nothing older lies below: what is said
-    /// here is all.
+    /// The same for entry `i` if it is not a plain value in a page. No older message exists for its key, so this
+    /// message alone gives the value.
     #[inline(never)]
     fn take_apart(&mut self, i: usize, merge: &dyn Merge) -> bool {
         if let Block::Points(points) = &self.part.block

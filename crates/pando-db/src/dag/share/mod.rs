@@ -2,7 +2,6 @@
 //!
 //! `place` finds the node of a clone's source and makes a Goto to it, `turn` lets a Goto become an edge,
 //! `rekey` shows a node as one of its edges does, `join` and `visible` take back what clones leave behind.
-//! May use: `edit`, `memtable` and `layer`.
 
 pub(crate) mod join;
 pub(crate) mod place;

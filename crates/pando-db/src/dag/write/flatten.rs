@@ -1,14 +1,15 @@
 //! Keeping the DAG low: taking the visible edges of a child into its parent.
 //!
 //! A clone whose source spans several edges of the root makes a new root, and an
-//! edge may show little of a tall node. What counts for a query is what is
-//! visible: a child of which an edge shows a few edges only is not worth its
-//! level, and they are taken into the parent, which splits if it becomes too
-//! wide. So the height follows the number of live edges, not the number of
-//! clones ever made. Happens to nodes that are being rewritten anyway.
+//! edge may show little of a tall node. A query visits a level only for what is
+//! visible there. So if an edge shows few edges of its child, these are taken
+//! into the parent, which splits if it becomes too wide. Thus the height follows
+//! the number of live edges, not the number of clones ever made. This is done to
+//! nodes that are being rewritten anyway.
 //!
-//! What is taller than so much data needs ([`crate::dag::tree::Limits::tall`])
-//! is not worth its level even if it shows more, or if much waits in it.
+//! A child that is taller than the stored data needs
+//! ([`crate::dag::tree::Limits::tall`]) goes even if its edge shows more of it,
+//! or if many messages wait in it.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -25,15 +26,15 @@ const MAX_FANOUT_FACTOR: usize = 8;
 const THIN_FANOUT_FRACTION: usize = 4;
 
 impl Edit<'_> {
-    /// `node` without levels below it that do little, and the children that it took in: once it has
-    /// been put, they may be without references. I/O: headers of shared or tall children, and
-    /// pages on the fringes of what they show.
+    /// `node` with the edges of its thin and tall children in place of those to them, and these children, which may
+    /// have no references once the node has been put. I/O: headers of shared or tall children, and pages at the
+    /// bounds of what is visible of them.
     pub fn flatten(&self, node: Node) -> Result<(Node, Vec<NodeId>)> {
         self.flatten_where(node, |edge, live, height, siblings| self.thin_child(edge, live, height, siblings))
     }
 
-    /// `node` without its children of a height, as far as it has room for `most` edges, and these children. I/O:
-    /// their headers, and pages on the fringes of what it shows of them.
+    /// The same for the children of height `high`, as long as the node has at most `most` edges afterwards. I/O:
+    /// their headers, and pages at the bounds of what is visible of them.
     pub(crate) fn flatten_children(&self, node: Node, high: u8, most: usize) -> Result<(Node, Vec<NodeId>)> {
         self.flatten_where(node, |edge, live, height, siblings| {
             let Some(target) = &edge.child else { return Ok(None) };
@@ -48,8 +49,8 @@ impl Edit<'_> {
         })
     }
 
-    /// `node` with the edges of children in place of those to them: of the children that `choose` gives for an
-    /// edge, what that shows, the height of the node and how many edges it has by then.
+    /// Replaces each edge for which `choose(edge, live range, height of the node, edges so far)` gives a child by the
+    /// edges of that child. Gives the node and the children.
     fn flatten_where(
         &self,
         node: Node,
@@ -59,7 +60,7 @@ impl Edit<'_> {
         let Body::Interior(edges) = node.body else { return Ok((node, Vec::new())) };
         let mut taken = BTreeSet::new();
         let mut done: Vec<Edge> = Vec::with_capacity(edges.len());
-        // The next edge is the last.
+        // In reverse order: the next edge is popped from the end.
         let mut rest: Vec<Edge> = edges.into_iter().rev().collect();
         while let Some(edge) = rest.pop() {
             let hi = rest.last().map(|next| next.lo.clone()).or_else(|| span.hi.clone());
@@ -79,24 +80,24 @@ impl Edit<'_> {
                 continue;
             };
             taken.insert(target.id);
-            // The edges taken in may be thin themselves: they are looked at next.
+            // The edges taken in may lead to thin children themselves: look at them next.
             rest.extend(edges_in_place_of(&live, child).into_iter().rev());
         }
         let done = self.joined(done, &span, height)?;
         Ok((Node { height, span, body: Body::Interior(done) }, taken.into_iter().collect()))
     }
 
-    /// The child of an edge, if it is an interior node of which the edge shows too little.
+    /// The child of an edge, if it is an interior node of which the edge shows too little, or which is too tall.
     fn thin_child(&self, edge: &Edge, live: &Span, above: u8, siblings: usize) -> Result<Option<Node>> {
         let Some(target) = &edge.child else { return Ok(None) };
         let limits = self.cx.limits;
         let height = self.height(target.id)?;
         let tall = height >= limits.tall;
-        // A private child without a prefix is healed when it is flushed into.
+        // A flush into a private child without a prefix takes the edges of that in by itself, if these are few.
         if height == 0 || (!tall && target.prepend.is_empty() && self.count(target.id) <= 1) {
             return Ok(None);
         }
-        // Where a node is wide the edges would come to stand in others, and as many levels above these.
+        // A node that is too wide would be split, and the parts would need a new level: nothing would be gained.
         let most = if tall { MAX_FANOUT_FACTOR * limits.fanout } else { limits.fanout };
         if siblings >= most {
             return Ok(None);
@@ -124,8 +125,8 @@ impl Node {
         }
     }
 
-    /// This node with the edges of `child`, which is simple, in place of edge `i`, at which nothing
-    /// waits. Their prefixes stay: what the edge lifted, they lift now.
+    /// This node with the edges of `child`, which is simple, in place of edge `i`, at which no message
+    /// waits. The edges of the child lift what edge `i` lifted.
     pub fn with_edges_of(mut self, i: usize, child: Node) -> Node {
         let live = self.edge_span(i);
         if let Body::Interior(edges) = &mut self.body {

@@ -3,7 +3,8 @@
 //! A batch is admitted only when everything it leads to can be carried through:
 //! what is dirty must fit beside what the last checkpoint holds. A reserve is
 //! kept back from ordinary writes, so that deleting works on a full store.
-//! Waiting happens here, without locks.
+//! A writer waits here, and holds no lock meanwhile; but deletes that use the last of a full store hold
+//! `last_deletes`, one at a time, over a checkpoint and garbage collection.
 
 use std::sync::atomic::Ordering;
 
@@ -34,18 +35,18 @@ mod reader_waits;
 /// bounds. Each write-out is a request of some KiB beside those for the values, and wakes the threads that do them.
 const LEAST_WRITTEN_OUT_BYTES: usize = 1 << 20;
 const MOST_WRITTEN_OUT_BYTES: usize = 2 << 20;
-/// Writers are slowed down by dirty nodes at most so much: who flushes waits for a checkpoint when these are
-/// too many, and then tables pile up and slow writers down. More only made them wait while nobody had
-/// anything to do.
+/// Largest pressure (0 to 1) that dirty nodes alone may cause. When they reach their limit, the flusher waits for a
+/// checkpoint; then memtables fill and slow writers down by themselves. With a larger value writers waited while all
+/// threads were idle.
 const MAX_DIRT_PRESSURE: f64 = 0.3;
 /// What an operation costs beyond its bytes, as if it were that many bytes more.
 const OP_BYTES: usize = 96;
 /// Largest reserve, in bytes.
 const MAX_RESERVE_BYTES: u64 = 256 << 20;
-/// A batch of deletes may have this many bytes to be admitted into the reserve.
+/// Largest batch of deletes, in bytes, that is admitted into the reserve.
 const SMALL_BATCH_BYTES: u64 = 16 << 10;
-/// And one that deletes may write this many bytes more than its deletes have, as an unlink that changes its
-/// directory's times does: both have the directory's path.
+/// Such a batch may write this many bytes more than its deletes have: an unlink also changes the times of its
+/// directory, under a key with the same path.
 const MOST_BESIDE_DELETES_BYTES: usize = 1 << 10;
 
 /// Bytes that the log may keep in extents before a checkpoint is asked for.
@@ -53,41 +54,45 @@ const MAX_HELD_BYTES: u64 = 256 << 20;
 
 /// Nodes that the reserve holds at least, if that is not over a quarter of the device.
 const RESERVE_NODES: u64 = 48;
-/// And if that is not over a half: an edit, and a few more for what deletes lead to.
+/// The same on a small device, if that is not over half of it: the nodes of one edit, and four more for the splits
+/// that deletes may cause.
 const LEAST_RESERVE_NODES: u64 = MIN_EDIT_NODES as u64 + 4;
-/// How often a small batch of deletes looks whether it is the only one in memory, before it is refused.
+/// Times that a small batch of deletes checks whether it is the only one in memory, before it is refused.
 const LAST_TRIES: usize = 8;
 /// Space is nearly short where less than 1/n of the reserve is left for ordinary writes.
 const NEARLY_FRACTION: u64 = 2;
-/// Nodes that an edit may make dirty beyond its limit, because the last one that it took in was split.
+/// Nodes that an edit may make dirty beyond its limit, because the last node that it changed was split.
 const SPLIT_NODES: u64 = 2;
 
-/// Space kept back on a device of `size` bytes, or of which the medium has only so many.
+/// Bytes that are reserved on a device of `size` bytes, or on one whose medium can hold only `size`.
 fn reserve(size: u64, node: usize) -> u64 {
     let (least, small) = (RESERVE_NODES * node as u64, LEAST_RESERVE_NODES * node as u64);
     (size / 16).clamp(least, MAX_RESERVE_BYTES.max(least)).min((size / 4).max(small)).min(size / 2)
 }
 
-/// Nodes that one edit may change, so that what it makes dirty is a quarter of the reserve, as a rule: then what the
-/// last of them has split, and the pages of the translation table, find room in what else is kept back. Enough for a
-/// path from the root to a leaf, or flushing would not get on.
+/// Nodes that one edit may change: as many as fill a quarter of the reserve, as a rule, so that the rest of the
+/// reserve has room for the splits of the last one and for pages of the translation table. At least enough for a
+/// path from the root to a leaf, because flushing could not go on with fewer.
 pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
     (reserve(size, node) / (4 * node as u64)).clamp(MIN_EDIT_NODES as u64, 256) as usize
 }
 
-/// The right to apply a batch: of the last deletes that a full store takes, one at a time has it.
+/// The right to apply a batch. It holds a lock if the batch is one of the last deletes that a full store takes, which
+/// are applied one at a time.
 pub type Admitted<'a> = Option<MutexGuard<'a, LastDeletes>>;
 
-/// How much of a batch gives space back.
+/// What a batch does to the space of the store, which decides how far into the reserve it may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Gives {
-    /// As much as `Most`, and it lets go of what others have deleted.
+    /// It deletes as `Most` does, and removes the last reference to data that other batches have deleted, such as a
+    /// snapshot ([`Effect::Releases`]).
     Release,
-    /// There are deletes, and what is written beside them is little, compared with them.
+    /// It deletes, and writes little beside that.
     Most,
-    /// The same, but something is moved or cloned: that takes space, by what it shares, when it is flushed; and it may
-    /// be done again and again. Or little is written and makes what was there smaller.
+    /// It deletes and writes little, but moves or clones: that takes space, by what it shares, when it is flushed,
+    /// and a caller may repeat it without end. Or it writes little, and makes values smaller ([`Effect::Shrinks`]).
     Moves,
+    /// All others: they may take space.
     Little,
 }
 
@@ -120,27 +125,28 @@ impl Gives {
 }
 
 impl Engine {
-    /// Space kept back so that deletes and checkpoints always go through, in bytes.
+    /// Bytes that are reserved so that deletes and checkpoints always go through.
     pub fn reserve(&self) -> u64 {
         reserve(self.space.end().min(self.capacity), self.limits.node)
     }
 
-    /// Space for what one edit makes dirty, with a checkpoint of that: kept back even from deletes, which are let in so
-    /// that they give back more.
+    /// Bytes for what one edit makes dirty, and for a checkpoint of that. Not even deletes may use them: they are let
+    /// in because they free space, and the edit that flushes them needs these bytes to do so.
     fn edit_room(&self) -> u64 {
         (self.reserve() / 2).max(self.least_edit_room()).min(self.reserve())
     }
 
-    /// Space for the nodes that one edit makes dirty, and the table pages for them.
+    /// Bytes for the nodes that one edit makes dirty, and for their table pages.
     fn least_edit_room(&self) -> u64 {
         let nodes = self.limits.edit_nodes as u64 + SPLIT_NODES;
         nodes * self.limits.node as u64 + self.table_pages(nodes) * BLOCK
     }
 
-    /// Space that the last deletes may not take, so that what releases others' deletes goes through when nothing else
-    /// does any more: that of its edit, and a little. Where more nodes are shared than an edit changes, and deletes
-    /// have given nothing back, one more may have as many copied as an edit can, and the old ones stay: room for that
-    /// is kept as well. Else there is little to release, and not much is kept, for such a store is to be emptied too.
+    /// Bytes that the last deletes may not take, so that a batch of [`Gives::Release`] goes through when no other
+    /// does: those of its edit, and of [`SPLIT_NODES`] more. If more nodes are shared than one edit changes, and the
+    /// last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can change,
+    /// whose old versions stay in use: so the bytes of a second edit are kept as well. Otherwise there is little to
+    /// release, and little is kept, because such a store has to be emptied too.
     fn release_room(&self, last: &LastDeletes) -> u64 {
         let edit = self.least_edit_room();
         let shared = || self.superversion.read().tree.table.shared();
@@ -151,24 +157,24 @@ impl Engine {
         }
     }
 
-    /// Space that the medium is asked to keep beyond what is needed: where it fills up under a sparse store,
-    /// a little can still be written, and again when everything was deleted.
+    /// Bytes that the medium is asked to reserve beyond what is needed: if the host of a sparse store becomes full, a
+    /// little can still be written, and again after everything was deleted.
     pub(crate) fn working_room(&self) -> u64 {
         (2 * self.limits.node as u64 + 8 * BLOCK).min(self.reserve())
     }
 
-    /// Bytes that what is in memory may still take on the device.
+    /// Bytes that the dirty nodes and memtables may still take on the device.
     pub(crate) fn owed(&self) -> u64 {
         let tables = self.views.sizes.bytes() as u64;
         self.owed_by_nodes() + tables + tables / 4
     }
 
-    /// Bytes that the next checkpoint writes at most, if nothing more is flushed.
+    /// Most bytes that the next checkpoint writes, if nothing more is flushed before it.
     fn owed_by_nodes(&self) -> u64 {
         self.dirty.bytes() + self.table_pages(self.dirty.count()) * BLOCK
     }
 
-    /// Whether there is space for what is dirty, if that grows by so many bytes and nodes.
+    /// Whether there is space for all dirty nodes, if they grow by so many bytes and nodes.
     pub(crate) fn has_room_for(&self, (bytes, nodes): (i64, i64)) -> bool {
         if bytes <= 0 || self.options.read_only {
             return true;
@@ -179,7 +185,7 @@ impl Engine {
 
     /// True if more dirty nodes could become too many for the space that is left.
     pub fn is_tight(&self) -> Result<bool> {
-        // What is replayed for a reader stays in memory, and there is nothing to reserve it on.
+        // A read-only store keeps what it has replayed in memory, and never writes it.
         if self.options.read_only {
             return Ok(false);
         }
@@ -188,19 +194,20 @@ impl Engine {
         Ok(owed > 0 && !(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?))
     }
 
-    /// True if what is dirty goes into the reserve.
+    /// True if the dirty nodes take a part of the reserve.
     pub fn is_short(&self) -> bool {
         self.space.free_bytes() < self.owed_by_nodes() + self.reserve()
     }
 
-    /// True if ordinary writes are refused, or soon will be: a part of the reserve more is all that they may take.
+    /// True if ordinary writes are refused, or soon will be: all that they may still take is less than a half
+    /// (1 / [`NEARLY_FRACTION`]) of the reserve.
     pub fn is_nearly_short(&self) -> bool {
         let reserve = self.reserve();
         self.space.free_bytes() < self.owed_by_nodes() + reserve + reserve / NEARLY_FRACTION
     }
 
-    /// Pages of the translation table that the next checkpoint writes, at most: one a level for each
-    /// of `dirty` nodes, and no more than there are.
+    /// Most pages of the translation table that the next checkpoint writes: one a level for each of `dirty` nodes,
+    /// and no more than the table has.
     fn table_pages(&self, dirty: u64) -> u64 {
         let (mut pages, mut below) = (0, self.next_id.load(Ordering::Relaxed));
         while below > 1 {
@@ -215,24 +222,25 @@ impl Engine {
         self.space.free_bytes().saturating_sub(self.owed() + self.reserve())
     }
 
-    /// Size at which the active table is sealed: smaller when space is short, so that less is in
-    /// flight.
+    /// Size in bytes at which the active table is sealed: smaller when space is short, so that the tables in memory
+    /// need less of it.
     pub fn seal_threshold(&self) -> usize {
         let share = (self.space.free_bytes() / 32).max(64 << 10) as usize;
         self.table_limit().min(share)
     }
 
-    /// Returns when a batch may be applied, before what this gives is dropped; `effect`: what it says of itself.
+    /// Returns when a batch may be applied, which the caller does before it drops the result. `effect` is what the
+    /// batch says of the space that it takes.
     pub fn admit(&self, encoded: &Encoded, effect: Effect) -> Result<Admitted<'_>> {
         let ops = &encoded.ops;
         // A clone or rename with the few records that go with it.
         let clones = |op: &Op| matches!(op, Op::ClonePrefix(..) | Op::RenamePrefix(..));
         let is_clone = encoded.len as u64 <= SMALL_BATCH_BYTES && ops.iter().any(clones);
         self.wait_until(|| self.has_room_in_tables(is_clone), false, |e| e.flush_all())?;
-        // Before a table and an edit take what readers have had so far.
+        // A table and an edit may need memory that the cache has used so far.
         self.share_memory();
         let buffered = self.log.buffered();
-        // A batch of a few bytes leaves it to those who fill the buffer.
+        // A clone, which has a few bytes, leaves the write-out to the batches that fill the buffer.
         let most = self.max_buffered();
         if buffered > most.min(self.log.max_payload()) && !is_clone {
             self.log.write_out()?;
@@ -242,7 +250,7 @@ impl Engine {
             self.signal.ask(Work::Log);
         }
         let owed = encoded.values.iter().map(|(_, value)| log::owed(value.len())).sum();
-        // With what stands before the records of values set aside.
+        // 16 bytes more than the payload: the fields before the records of values that are set aside.
         let log_room =
             || self.log.fits(encoded.payload.len() + 16, owed) && self.log.held_bytes() < 2 * self.max_held();
         if !log_room() {
@@ -257,9 +265,9 @@ impl Engine {
         self.space_for(Gives::by(ops, effect), encoded.len as u64)
     }
 
-    /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait
-    /// for those who fill tables with values. Nobody waits for what came from the log when the store was opened:
-    /// that has its own share of the memory, and goes first.
+    /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait behind
+    /// writers that fill tables with values. Tables that were recovered from the log do not count: they have a share
+    /// of the memory of their own, and are flushed first.
     fn has_room_in_tables(&self, for_clone: bool) -> bool {
         let sizes = &self.views.sizes;
         let tables = sizes.sealed().saturating_sub(sizes.recovered());
@@ -274,8 +282,7 @@ impl Engine {
         }
     }
 
-    /// Bytes that the log may keep outside itself before a checkpoint is asked for: recovery reads all of
-    /// that.
+    /// Bytes that the log may keep outside its ring before a checkpoint is asked for. Recovery reads all of them.
     fn max_held(&self) -> u64 {
         MAX_HELD_BYTES.min(self.space.end() / 8).max(1)
     }
@@ -285,7 +292,7 @@ impl Engine {
         self.log_wants_checkpoint() || self.nodes_want_checkpoint()
     }
 
-    /// True if the log has: then what is in memory has to reach the DAG first.
+    /// True if the log has grown enough: a checkpoint shortens it only after the memtables have reached the DAG.
     fn log_wants_checkpoint(&self) -> bool {
         self.log.used() > self.log_size() / 2 || self.log.held_bytes() >= self.max_held()
     }
@@ -294,8 +301,8 @@ impl Engine {
         self.dirty.memory() > self.max_dirty() / 2
     }
 
-    /// The checkpoint that was asked for, if it is still wanted: of what has reached the DAG, where that is
-    /// all it takes.
+    /// Makes the checkpoint that was asked for, if it is still wanted. It is one of the nodes alone, without a flush
+    /// of the memtables, if that is enough.
     pub fn checkpoint_as_asked(&self) -> Result<()> {
         let flushed = self.superversion.read().tree.log_end;
         if self.log.behind(flushed) <= self.log_size() / 4 {
@@ -304,16 +311,16 @@ impl Engine {
         if self.log_wants_checkpoint() { self.checkpoint() } else { Ok(()) }
     }
 
-    /// How near to a limit is what waits for the threads, as [`pressure`] says.
+    /// How near the work that waits for the threads is to one of its limits, as [`pressure`] says.
     fn pressure(&self) -> f64 {
         let sizes = &self.views.sizes;
         let tables = sizes.bytes().saturating_sub(sizes.recovered_bytes()) as u64;
         let table = self.seal_threshold() as u64;
         let of_log = self.log_size();
         [
-            // One that is being flushed and another that is filling up are no backlog yet.
+            // One table that is being flushed and another that is filling up are no backlog yet.
             pressure(tables, table + table / 2, MAX_SEALED_TABLES as u64 * table),
-            // There is room in tables when this is full.
+            // Writers can go on when these are at their limit, as long as tables have room.
             pressure(self.dirty.memory(), self.max_dirty() / 2, self.max_dirty()).min(MAX_DIRT_PRESSURE),
             pressure(self.log.used(), of_log / 2, of_log),
             pressure(self.log.held_bytes(), self.max_held(), 2 * self.max_held()),
@@ -328,9 +335,9 @@ impl Engine {
     }
 
     fn space_for(&self, gives: Gives, len: u64) -> Result<Admitted<'_>> {
-        // What is held back even from deletes lets the flush and the checkpoint through that give back
-        // what they delete.
-        // Whoever may do again and again what takes space leaves some to those who give it back.
+        // Deletes may use the reserve except `edit_room`: the flush and the checkpoint that free their space need
+        // that. Renames, which a caller may repeat without end, stop at three quarters of the way from there to the
+        // reserve, so that deletes still go through.
         let held_back = match gives {
             Gives::Release | Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room(),
             Gives::Moves if len <= SMALL_BATCH_BYTES => {
@@ -338,7 +345,7 @@ impl Engine {
             }
             _ => self.reserve(),
         };
-        // What those before it take shows when they are flushed.
+        // Earlier renames show what space they take only when they are flushed: flush them before judging this one.
         if gives == Gives::Moves && self.is_short() {
             waiting::announce();
             self.flush_what_is_written()?;
@@ -356,7 +363,7 @@ impl Engine {
         }
         waiting::announce();
         let mut turn = self.last_deletes.lock();
-        // Below what is kept for one edit no batch could be flushed.
+        // With less free space than one edit needs, no batch could be flushed.
         let wanted = |turn: &LastDeletes| match gives {
             Gives::Release => self.least_edit_room() + 2 * len,
             _ => self.release_room(turn) + 2 * len,
@@ -380,14 +387,15 @@ impl Engine {
                 }
                 return Ok(Some(turn));
             }
-            // Others who were let in by the ordinary way may have come between.
+            // Batches of other threads, let in before the store was short, may be in memory.
             self.checkpoint()?;
         }
         Err(Error::NoSpace)
     }
 
-    /// What was deleted may not have been given back yet, and what is dirty may cost less than feared: this settles
-    /// both, and gives whether there is enough then. Not over and over, if it changed nothing.
+    /// Frees the space of what was deleted, and writes the dirty nodes, which may take less than was reckoned. True
+    /// if there is enough space then. If the last attempt has failed and nothing has changed since, this only asks
+    /// `enough`.
     fn settle_for(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
         if self.counters.refused_at.load(Ordering::Relaxed) == self.now_freed() {
             return enough();
@@ -402,26 +410,26 @@ impl Engine {
         Ok(true)
     }
 
-    /// Versions of the tree that somebody holds, a count.
+    /// Versions of the tree that views hold, a count.
     fn versions(&self) -> usize {
-        // What readers have left to others to free is held by nobody.
+        // Readers have finished with the views that they left in the slot, but these still hold versions: drop them.
         drop(self.views.left_by_readers());
         self.superversion.read().tree.versions.count()
     }
 
-    /// Whether a small batch that gives space back may go even into what is kept for an edit, because nothing else is
-    /// in memory: one after the other they can all be flushed. Without that a store could not be emptied any more, once
-    /// edits have used up more than was reckoned: messages that come to full leaves split them.
+    /// Whether a small batch that frees space may go even below `edit_room`, because no other batch is in memory and
+    /// no node is dirty: such batches can be flushed one after the other. Without this a store could not be emptied
+    /// once edits have taken more than was reckoned (messages that reach full leaves split them).
     fn can_take_one_more(&self, wanted: u64) -> Result<bool> {
         Ok(self.owed() == 0 && self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?)
     }
 
-    /// A figure that changes whenever trying again may help.
+    /// A number that changes whenever another attempt to free space may succeed.
     fn now_freed(&self) -> u64 {
         (self.space.free_bytes() << 8) ^ self.owed() ^ self.orphans.lock().len() as u64
     }
 
-    /// Waits until `ready`, doing the work itself where there are no background threads.
+    /// Waits until `ready`, and does the work itself if there are no background threads.
     fn wait_until(
         &self,
         ready: impl Fn() -> bool,
@@ -430,10 +438,10 @@ impl Engine {
     ) -> Result<()> {
         while !ready() {
             self.check_running()?;
-            // Whoever needs a checkpoint makes it, or waits for the one that is being made: so it learns
-            // if there was no space for it.
+            // A writer that needs a checkpoint makes it, or waits for the one that is being made, because only so it
+            // learns that there was no space for it.
             if self.options.background && !by_checkpoint {
-                // Nobody can make room, and what holds the space may do so for ever.
+                // The threads cannot free memory, and a reader may hold the space for ever.
                 if self.is_stuck() {
                     return Err(Error::NoSpace);
                 }

@@ -14,9 +14,11 @@ use crate::{
 };
 
 impl Db {
-    /// Verifies every checksum and every invariant of the store in its present state, including what is in memory
-    /// only. The store stays in use meanwhile. What is cached is read from the device all the same; the log and the
-    /// superblock are verified when a store is opened, not here. Cost: all nodes and pages are read.
+    /// Verifies the store in its present state, including what is in memory only: every checksum; the shape of every
+    /// node, its ranges, references, heights and the order of its messages; the count of references to each node;
+    /// and the allocated space. `docs/invariants.md` marks what the check finds with C. The store stays in use
+    /// meanwhile. What is cached is read from the device all the same; the log and the superblock are verified when a
+    /// store is opened, not here. Cost: all nodes and pages are read.
     pub fn check(&self) -> Result<CheckReport> {
         check(self.engine())
     }

@@ -1,8 +1,7 @@
 //! Calls of a [`crate::Db`] that are programs of their own: check, usage, statistics, inspection, backup, restore, and
 //! what a store says of itself.
 //!
-//! They read versions of the store and change nothing, but for `restore`, which makes a new one. May use: the
-//! rest of `db`.
+//! They read versions of the store and change nothing, but for `restore`, which makes a new one.
 
 pub(crate) mod backup;
 pub(crate) mod check;

@@ -1,7 +1,7 @@
 //! Work behind the callers' backs: flushing, garbage collection, and the threads that do it.
 //!
 //! Each step is bounded and published at once, so that a store without threads can do the same inside its
-//! calls. May use: `engine`, `admission`, `checkpoint` and everything below `db`.
+//! calls.
 
 mod beside;
 pub(crate) mod flush;

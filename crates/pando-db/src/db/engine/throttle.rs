@@ -12,7 +12,8 @@
 //! A writer that has to wait may do some of the flusher's work: then two processors are busy, where one would idle.
 //!
 //! Guarantees: no delay below the pressure at which it begins; delays are for bytes, so small writes are
-//! delayed a little; no delay is longer than [`LONGEST`] and one step of that work. May use: `waiting`.
+//! delayed a little; no delay is longer than [`LONGEST`], or [`LONGEST_IF_SLOW`] where flushing is slow, and one step
+//! of that work.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

@@ -1,7 +1,6 @@
 //! Making and opening a store: the last checkpoint, and the log behind it.
 //!
-//! `replay` judges and applies the log, `tables` makes tables of it, `open` puts the engine together. May use:
-//! the rest of `db`, but for `api`.
+//! `replay` judges and applies the log, `tables` makes tables of it, `open` puts the engine together.
 
 pub(crate) mod open;
 pub(crate) mod replay;

@@ -1,16 +1,18 @@
 //! The write path: batches into the log and the in-memory table, clones included.
 //!
 //! A batch is applied under the superversion's lock, in memory, so it is atomic whatever
-//! it holds. No operation reads the DAG or waits for it: a clone names keys of
+//! it holds. Under that lock no operation reads the DAG or waits for it: a clone names keys of
 //! the state below the active table ([`crate::dag::memtable::range`]) and copies what
 //! that table itself says of its source. Where that is too much, the table is
-//! sealed first, and the clone names what is below the next one.
+//! sealed first, and the clone names what is below the next one. Beside that lock two kinds of batches read: one
+//! that expects values (`expect`), and one whose clones may make keys too long (`lengths`).
 //!
-//! A small write takes two locks, neither of them over I/O: the superversion, in which the batch is applied, and
-//! inside it the log's buffer, into which its record is copied. All that it asks before (is there room in
-//! memory, in the log, on the device; how near are the limits) is read from sizes that their owners publish
-//! with each change. A reader whose view was replaced, a batch that expects values, and a store that is short
-//! of something cost more.
+//! A small write takes three locks, none of them over I/O: the superversion, in which the batch is applied, and
+//! inside it the log's buffer, into which its record is copied, and the slot of a view that a lone reader has made,
+//! before the table is changed and after it. While a sealed table waits to be flushed, a write takes the lock of
+//! the flusher's requests as well. The write reads all sizes that it compares with limits (of memory, of the log, of
+//! the device) without a lock: their owners publish them with each change. A batch that expects values, and a store
+//! that is short of something, cost more.
 
 use std::sync::atomic::Ordering;
 

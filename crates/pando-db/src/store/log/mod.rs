@@ -4,8 +4,8 @@
 //! once; a [`Replay`] reads back what is valid. Guarantees, over any crash:
 //! what is replayed is a prefix of what was appended, contains every record
 //! whose sync returned, and never a record of an earlier lap of the ring or of
-//! a run before an earlier crash. Knows nothing of what a record means. Uses
-//! the device only.
+//! a run before an earlier crash. Knows nothing of what a record means. Of
+//! `space` it uses extents only, which hold large values outside the ring.
 //!
 //! A position is a count of bytes since the log began and only grows; it lies
 //! at `base + position % size` on the device. Every write-out ends with a guard

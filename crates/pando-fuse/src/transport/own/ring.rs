@@ -10,8 +10,8 @@
 //! own thread and no other request. Guarantees: while requests wait, there are
 //! further entries for others, also for those that the first cause.
 //!
-//! One of the two rooms of the crate with `unsafe`: the kernel reads and writes
-//! the entries' memory.
+//! One of the three modules of the crate with `unsafe` (the others are `client`
+//! and `inside`): the kernel reads and writes the entries' memory.
 
 #![allow(unsafe_code)]
 

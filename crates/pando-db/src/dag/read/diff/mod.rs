@@ -39,8 +39,8 @@ mod side;
 pub(crate) use join::{Difference, GoOn};
 pub(crate) use side::Side;
 
-/// Of two leaves, entries that pages of both hold, to one that is in other pages: if they are more, only the
-/// other pages are read.
+/// If two leaves share more than this many entries, in common pages, for each entry that they do not share, only the
+/// pages that differ are read.
 const SHARED_TO_ONE: usize = 8;
 
 /// The difference of two sides, as far as it has been found.

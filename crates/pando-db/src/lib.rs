@@ -6,9 +6,8 @@
 //! also the unit of recovery: after a crash the state is that of a prefix of
 //! the batches, and contains every batch that was synced.
 //!
-//! - A store lies in a sparse file, on a block device or in memory ([`Db::open_or_create`], [`Db::create`],
-//!   [`Db::open`]). It is open once at a time for writing, or any number of times read-only ([`Options::read_only`]),
-//!   in one or several processes.
+//! - A store lies in a sparse file, on a block device or in memory ([`Db::create`], [`Db::open`]). It is open once at a
+//!   time for writing, or any number of times read-only ([`Options::read_only`]), in one or several processes.
 //! - A [`Db`] is shared by cloning it; every call may come from any thread. Reads never wait for the I/O of a writer.
 //! - What a call has written is visible to all threads when the call returns. It is durable when a later [`Db::sync`]
 //!   returns, and without one after about a second ([`Options::sync_interval`]).

@@ -42,10 +42,12 @@ impl Db {
     /// # Ok::<(), pando_db::Error>(())
     /// ```
     ///
-    /// A file may exist if its first 64 KiB are zeros; other contents are refused with [`Error::Invalid`] (to
+    /// A file may exist if its first 72 KiB are zeros; other contents are refused with [`Error::Invalid`] (to
     /// overwrite them, make a [`crate::device::FileDevice`] with `force`), a store that is open with
-    /// [`Error::Locked`]. Of `options` only [`Options::merge`] is used: its name is stored. Cost: some small writes
-    /// and flushes; in a file the space of the log is reserved.
+    /// [`Error::Locked`]. So a program that wants a store whether there is one or not asks whether the file exists, and
+    /// of two that make it at the same time only one does. Of `options` only [`Options::merge`] is used: its name is
+    /// stored. Cost: some small writes and flushes; in a file the space of the log is reserved. A crash meanwhile
+    /// leaves zeros at the beginning, and this can be repeated.
     pub fn create(medium: impl Medium, create: &CreateOptions, options: &Options) -> Result<()> {
         let path = medium.path();
         let make = || {
@@ -72,31 +74,6 @@ impl Db {
         let path = medium.path();
         let engine = medium.for_old(options.read_only).and_then(|device| open::open(device, options));
         Self::start(engine.map_err(about(path))?)
-    }
-
-    /// Opens the store at a path or on a device, as [`Db::open`] does. If there is no file at the path, or the first
-    /// 64 KiB of the file or device are zeros, an empty store is made first, as by [`Db::create`].
-    ///
-    /// ```no_run
-    /// # use pando_db::{CreateOptions, Db, Options};
-    /// let db = Db::open_or_create("grove.pando", &CreateOptions::default(), Options::default())?;
-    /// # Ok::<(), pando_db::Error>(())
-    /// ```
-    ///
-    /// Contents that are no store are never overwritten: [`Error::Format`]. A crash while the store is made leaves
-    /// zeros, or a store, so the call can be repeated. Of several processes that call this at the same time one has
-    /// the store, and the others get [`Error::Locked`]. With [`Options::read_only`] nothing is made.
-    pub fn open_or_create(medium: impl Medium, create: &CreateOptions, options: Options) -> Result<Db> {
-        if options.read_only {
-            return Self::open(medium, options);
-        }
-        check(&options)?;
-        let path = medium.path();
-        let make = || {
-            let New { device, made } = medium.for_either(create.size)?;
-            open::open_or_create(device, create, options).inspect_err(|_| remove(made))
-        };
-        Self::start(make().map_err(about(path))?)
     }
 
     fn start(engine: Engine) -> Result<Db> {

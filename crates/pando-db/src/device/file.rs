@@ -36,12 +36,10 @@ use crate::{
         direct::Direct,
         joined,
         lock::{self, lock},
+        probe::{PROBE_BYTES, starts_with_zeros},
     },
     error::{Error, Result},
 };
-
-/// How many bytes at the start of a file must be zero before it is overwritten unasked.
-pub(super) const PROBE_BYTES: usize = 64 << 10;
 
 /// Buffers that Linux takes in one call (`IOV_MAX`).
 const MOST_BUFS: usize = 1024;
@@ -71,14 +69,14 @@ impl FileDevice {
     /// Creates a sparse image of `size` bytes at `path`, or takes over what is there.
     ///
     /// Of a block device the first `size` bytes are used, or all of them if it is
-    /// 0; they must be there. What exists is refused with [`Error::Invalid`] if its first 64 KiB hold
+    /// 0; they must be there. What exists is refused with [`Error::Invalid`] if its first 72 KiB hold
     /// anything but zeros (a store, another file system, a partition table),
-    /// unless `force`; with `force` a file is emptied, and the first 64 KiB of
+    /// unless `force`; with `force` a file is emptied, and the first 72 KiB of
     /// a block device are zeroed. [`Error::Locked`] if it is in use.
     pub fn create(path: impl AsRef<Path>, size: u64, force: bool) -> Result<Self> {
         let path = path.as_ref();
         let device = Self::open_locked(path, false, true)?;
-        if !force && !device.starts_with_zeros()? {
+        if !force && !starts_with_zeros(&device)? {
             let path = path.display();
             return Err(Error::Invalid(format!(
                 "{path} is not empty: open the store that it may hold, or name another file"
@@ -192,12 +190,6 @@ impl FileDevice {
     /// Whether space that was reserved is sure to be there.
     fn reserves(&self) -> bool {
         self.block_device || !self.no_reserve.load(Relaxed)
-    }
-
-    fn starts_with_zeros(&self) -> Result<bool> {
-        let mut probe = vec![0; self.size().min(PROBE_BYTES as u64) as usize];
-        self.file.read_exact_at(&mut probe, 0).map_err(|e| Error::io("read", 0, e))?;
-        Ok(probe.iter().all(|&byte| byte == 0))
     }
 
     fn check_writable(&self) -> io::Result<()> {
@@ -532,11 +524,14 @@ mod tests {
     fn what_holds_data_is_not_overwritten_unasked() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        std::fs::write(&path, [&[0; 60_000][..], b"data"].concat()).unwrap();
-        assert!(matches!(FileDevice::create(&path, 1 << 20, false), Err(Error::Invalid(_))));
-        assert_eq!(std::fs::read(&path).unwrap().len(), 60_004);
+        // Btrfs has its superblock at 64 KiB, with this in it, and nothing before.
+        for (zeros, data) in [(60_000, "data"), ((64 << 10) + 64, "_BHRfS_M")] {
+            std::fs::write(&path, [&vec![0; zeros], data.as_bytes()].concat()).unwrap();
+            assert!(matches!(FileDevice::create(&path, 1 << 20, false), Err(Error::Invalid(_))));
+            assert_eq!(std::fs::read(&path).unwrap().len(), zeros + data.len());
+        }
         let device = FileDevice::create(&path, 1 << 20, true).unwrap();
-        assert!(device.starts_with_zeros().unwrap());
+        assert!(starts_with_zeros(&device).unwrap());
         drop(device);
         // An image of zeros alone may be taken over.
         assert_eq!(FileDevice::create(&path, 2 << 20, false).unwrap().size(), 2 << 20);

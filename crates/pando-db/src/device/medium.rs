@@ -5,8 +5,10 @@ use std::{
     sync::Arc,
 };
 
-use crate::device::{Device, FileDevice, file::PROBE_BYTES};
-use crate::error::{Error, Result};
+use crate::{
+    device::{Device, FileDevice},
+    error::{Error, Result},
+};
 
 /// Size in bytes of a new file for a store if nothing else is said. It is sparse.
 const DEFAULT_FILE_SIZE: u64 = 16 << 30;
@@ -38,18 +40,9 @@ pub(crate) mod sealed {
         fn for_new(self, size: Option<u64>) -> Result<New>;
         /// For a store that is there.
         fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>>;
-        /// For a store that is there, or else for a new one.
-        fn for_either(self, size: Option<u64>) -> Result<New>;
         /// The path, if it is one.
         fn path(&self) -> Option<PathBuf>;
     }
-}
-
-/// True if nothing is on a device, as far as its beginning shows.
-pub(crate) fn starts_with_zeros(device: &dyn Device) -> Result<bool> {
-    let mut probe = vec![0; device.size().min(PROBE_BYTES as u64) as usize];
-    device.read_at(0, &mut probe).map_err(|e| Error::io("read", 0, e))?;
-    Ok(probe.iter().all(|&byte| byte == 0))
 }
 
 impl sealed::OpenDevice for &Path {
@@ -71,24 +64,6 @@ impl sealed::OpenDevice for &Path {
         Ok(Arc::new(FileDevice::open(self, read_only)?))
     }
 
-    fn for_either(self, size: Option<u64>) -> Result<New> {
-        let old = || -> Result<Option<New>> {
-            let device = FileDevice::open(self, false)?;
-            Ok((!starts_with_zeros(&device)?).then(|| New { device: Arc::new(device), made: None }))
-        };
-        match old() {
-            Ok(Some(old)) => return Ok(old),
-            Ok(None) => (),
-            Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => (),
-            Err(e) => return Err(e),
-        }
-        self.for_new(size).or_else(|refused| match old() {
-            // Another process has made a store since, and closed it.
-            Ok(Some(old)) => Ok(old),
-            _ => Err(refused),
-        })
-    }
-
     fn path(&self) -> Option<PathBuf> {
         Some(self.to_path_buf())
     }
@@ -103,10 +78,6 @@ macro_rules! like_paths {
 
             fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>> {
                 Path::new(&self).for_old(read_only)
-            }
-
-            fn for_either(self, size: Option<u64>) -> Result<New> {
-                Path::new(&self).for_either(size)
             }
 
             fn path(&self) -> Option<PathBuf> {
@@ -127,10 +98,6 @@ impl sealed::OpenDevice for Arc<dyn Device> {
         Ok(self)
     }
 
-    fn for_either(self, _: Option<u64>) -> Result<New> {
-        Ok(New { device: self, made: None })
-    }
-
     fn path(&self) -> Option<PathBuf> {
         None
     }
@@ -143,10 +110,6 @@ impl<D: Device> sealed::OpenDevice for Arc<D> {
 
     fn for_old(self, _: bool) -> Result<Arc<dyn Device>> {
         Ok(self)
-    }
-
-    fn for_either(self, _: Option<u64>) -> Result<New> {
-        Ok(New { device: self, made: None })
     }
 
     fn path(&self) -> Option<PathBuf> {

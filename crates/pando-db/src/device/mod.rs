@@ -16,6 +16,7 @@ mod in_use;
 mod lock;
 mod medium;
 mod memory;
+mod probe;
 #[cfg(any(test, feature = "sim"))]
 mod sim;
 mod sparse;
@@ -30,7 +31,7 @@ pub use file::FileDevice;
 pub use hooked::{DeviceCall, HookedDevice};
 pub(crate) use in_use::InUse;
 pub use medium::Medium;
-pub(crate) use medium::{New, starts_with_zeros};
+pub(crate) use medium::New;
 pub use memory::MemDevice;
 #[cfg(any(test, feature = "sim"))]
 pub use sim::{FailMode, SimDevice};

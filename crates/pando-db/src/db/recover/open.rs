@@ -28,7 +28,7 @@ use crate::{
         },
         recover::replay,
     },
-    device::{BLOCK, Device, FailStop, InUse, starts_with_zeros},
+    device::{BLOCK, Device, FailStop, InUse},
     error::{Error, Result},
     key::{Longest, Span},
     node::{Body, Edge, Node},
@@ -85,10 +85,6 @@ pub(crate) fn checked_log_size(device: &dyn Device, create: &CreateOptions) -> R
 /// Makes an empty store. What was on the device is lost.
 pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
     let _in_use = InUse::new(device, false)?;
-    make(device, create, options)
-}
-
-fn make(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
     let log_size = checked_log_size(&**device, create)?;
     let device_size = device.size() / BLOCK * BLOCK;
     let data = superblock::END + log_size;
@@ -143,23 +139,6 @@ fn make(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> 
 /// Opens a store, replaying its log.
 pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> {
     let in_use = InUse::new(&device, options.read_only)?;
-    open_in_use(device, in_use, options)
-}
-
-/// Opens the store on a device, which is made first if the device begins with zeros.
-pub(crate) fn open_or_create(
-    device: Arc<dyn Device>,
-    create: &CreateOptions,
-    options: Options,
-) -> Result<Engine> {
-    let in_use = InUse::new(&device, options.read_only)?;
-    if starts_with_zeros(&*device)? {
-        make(&device, create, &options)?;
-    }
-    open_in_use(device, in_use, options)
-}
-
-fn open_in_use(device: Arc<dyn Device>, in_use: InUse, options: Options) -> Result<Engine> {
     let device: Arc<dyn Device> = Arc::new(FailStop::new(device));
     if !options.read_only {
         // Whoever used it last may have failed to flush: a cache of the host may show what the medium has

@@ -40,15 +40,15 @@ fn run(keys: &[&str]) -> Run {
     writer.finish()
 }
 
-fn leaf(lo: &str, hi: &str, keys: &[&str]) -> Node {
+pub(super) fn leaf(lo: &str, hi: &str, keys: &[&str]) -> Node {
     Node { height: 0, span: span(lo, hi), body: Body::Leaf(run(keys)) }
 }
 
-fn edge(lo: &str, child: Option<NodeId>, layers: Vec<Layer>) -> Edge {
+pub(super) fn edge(lo: &str, child: Option<NodeId>, layers: Vec<Layer>) -> Edge {
     Edge { lo: lo.to_string().into(), child: child.map(Target::plain), layers, loose: false }
 }
 
-fn interior(height: u8, edges: Vec<Edge>) -> Node {
+pub(super) fn interior(height: u8, edges: Vec<Edge>) -> Node {
     Node { height, span: Span::all(), body: Body::Interior(edges) }
 }
 
@@ -56,7 +56,7 @@ fn layer(newest: u64, keys: &[&str]) -> Layer {
     Layer { newest, run: run(keys), ..Layer::default() }
 }
 
-fn ranges(ranges: &[(&str, &str, Option<NodeId>)]) -> Layer {
+pub(super) fn ranges(ranges: &[(&str, &str, Option<NodeId>)]) -> Layer {
     let message = |(lo, hi, to): &(&str, &str, Option<NodeId>)| RangeMsg {
         span: span(lo, hi),
         target: to.map(Target::plain),
@@ -425,7 +425,7 @@ fn an_update_has_an_operation() {
 }
 
 /// Does something with an edit over a sound tree, in which the second leaf has two references.
-fn edit<T>(work: impl FnOnce(&mut Edit<'_>) -> T) -> T {
+pub(super) fn edit<T>(work: impl FnOnce(&mut Edit<'_>) -> T) -> T {
     let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
     let limits = Limits::new(4096, None);
     let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };

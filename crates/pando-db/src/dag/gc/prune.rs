@@ -181,6 +181,7 @@ impl Edit<'_> {
             return Ok(false);
         }
         let Some(mut node) = or_if_damaged(self.load(*id).map(Some), None)? else { return Ok(false) };
+        let old = self.peek(*id)?;
         let spans: Vec<Span> = (0..node.edges().len()).map(|i| node.edge_span(i)).collect();
         match &mut node.body {
             Body::Leaf(run) => run.pages.retain(|page| is_seen(page, shown)),
@@ -198,7 +199,39 @@ impl Edit<'_> {
                 join_empty(edges);
             }
         }
+        assert_shows_the_same(&old, &node, shown);
         self.put_pruned(*id, node).map(|()| true)
+    }
+}
+
+/// Asserts that `new` shows what `old` shows in the parts `shown`, judging by headers: every page that may have such a
+/// key, and every edge that leads to one, unless range messages at the edge hide all of it. Otherwise all paths to a
+/// shared node would lose keys at once. Cost: a pass over both headers.
+fn assert_shows_the_same(old: &Node, new: &Node, shown: &[Span]) {
+    assert!(
+        old.span == new.span && old.height == new.height,
+        "pruning changes the range or height of a node"
+    );
+    if let (Body::Leaf(old), Body::Leaf(new)) = (&old.body, &new.body) {
+        let mut kept = new.pages.iter().peekable();
+        for page in &old.pages {
+            let is_kept = |kept: &&PageRef| (&kept.prefix, &kept.first) == (&page.prefix, &page.first);
+            if kept.next_if(is_kept).is_none() {
+                assert!(!shown.iter().any(|part| page.meets(part)), "a page that some path shows is pruned");
+            }
+        }
+        assert!(kept.next().is_none(), "pruning adds a page");
+    }
+    for (i, edge) in old.edges().iter().enumerate() {
+        for part in clip(shown, &old.edge_span(i)) {
+            let Some(kept) = new.edges().get(new.edge_at(&part.lo)) else { continue };
+            assert_eq!(kept.layers.len(), edge.layers.len(), "messages that some path shows are pruned");
+            if kept.child != edge.child {
+                let hidden = edge.layers.iter().flat_map(|layer| &layer.ranges).map(|range| &range.span);
+                assert!(kept.child.is_none(), "pruning changes the child of an edge");
+                assert!(part.without_all(hidden).is_empty(), "a child that some path shows is pruned");
+            }
+        }
     }
 }
 
@@ -263,9 +296,68 @@ fn merged(parts: Vec<Span>) -> Vec<Span> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dag::tests::{edge, interior, leaf, ranges};
 
     fn span(lo: &str, hi: Option<&str>) -> Span {
         Span::new(lo.to_string(), hi.map(|hi| hi.to_string().into()))
+    }
+
+    /// What is taken out of the sound root, and of a leaf, while paths show the keys from "c" to "n".
+    fn pruned(change: impl FnOnce(&mut Vec<Edge>), leaf_to: Node) {
+        let shown = [span("c", Some("n"))];
+        assert_shows_the_same(&leaf("", "m", &["b", "d"]), &leaf_to, &shown);
+        let deleted = |lo, hi| ranges(&[(lo, hi, None)]);
+        let edges = vec![
+            edge("", Some(2), vec![]),
+            edge("c", Some(3), vec![deleted("c", "e")]),
+            edge("e", Some(4), vec![]),
+            edge("n", Some(5), vec![]),
+        ];
+        let mut new = edges.clone();
+        change(&mut new);
+        assert_shows_the_same(&interior(1, edges), &interior(1, new), &shown);
+    }
+
+    fn whole() -> Node {
+        leaf("", "m", &["b", "d"])
+    }
+
+    #[test]
+    fn what_no_path_shows_may_be_pruned() {
+        pruned(|_| (), whole());
+        pruned(|edges| edges[0].child = None, whole());
+        pruned(|edges| edges[1].child = None, whole());
+        pruned(|edges| edges[3] = edge("n", None, vec![]), whole());
+    }
+
+    #[test]
+    #[should_panic(expected = "a child that some path shows is pruned")]
+    fn a_child_that_is_shown_is_not_pruned() {
+        pruned(|edges| edges[2].child = None, whole());
+    }
+
+    #[test]
+    #[should_panic(expected = "messages that some path shows are pruned")]
+    fn messages_that_are_shown_are_not_pruned() {
+        pruned(|edges| edges[1].layers.clear(), whole());
+    }
+
+    #[test]
+    #[should_panic(expected = "pruning changes the child of an edge")]
+    fn an_edge_keeps_its_child() {
+        pruned(|edges| edges[2].child = edges[0].child.clone(), whole());
+    }
+
+    #[test]
+    #[should_panic(expected = "a page that some path shows is pruned")]
+    fn a_page_that_is_shown_is_not_pruned() {
+        pruned(|_| (), leaf("", "m", &[]));
+    }
+
+    #[test]
+    #[should_panic(expected = "pruning changes the range or height of a node")]
+    fn pruning_keeps_the_range_of_a_node() {
+        pruned(|_| (), leaf("", "l", &["b", "d"]));
     }
 
     #[test]

@@ -70,7 +70,9 @@ impl Edit<'_> {
                 done.push(edge);
                 continue;
             };
-            let Some(target) = &edge.child else { continue };
+            let Some(target) = &edge.child else {
+                unreachable!("a child is chosen for an edge that has none")
+            };
             let lift = Lens::of_edge(&live, &Default::default());
             let simple = child.simple(&live, target, self.cx.pager);
             let filled =
@@ -155,4 +157,18 @@ fn visible(child: &Node, live: &Span, target: &Target) -> Range<usize> {
     let image = Lens::of_edge(live, &target.prepend).apply_span(live);
     let end = child.edges().partition_point(|edge| image.is_above(&edge.lo));
     child.edge_at(&image.lo)..end
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::dag::tests::{edge, edit, interior};
+
+    /// Such an edge went, with all messages that waited there.
+    #[test]
+    #[should_panic(expected = "a child is chosen for an edge that has none")]
+    fn an_edge_without_a_child_is_not_dropped_with_its_messages() {
+        let node = interior(1, vec![edge("", None, vec![])]);
+        let flat = edit(|edit| edit.flatten_where(node.clone(), |_, _, _, _| Ok(Some(node.clone()))));
+        assert!(flat.is_ok_and(|(flat, _)| !flat.edges().is_empty()), "the edge is gone");
+    }
 }

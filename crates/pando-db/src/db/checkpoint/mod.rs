@@ -17,9 +17,11 @@ use crate::{
     db::engine::{Durable, Engine, FlushStep},
     device::BLOCK,
     error::{Error, Result},
+    node::NodeId,
     space::{Extent, Space},
     store::{
         layout::store_node,
+        log::LogPos,
         pager::Pager,
         scattered::{self, stored_len},
         superblock::{self, Superblock, TableRoot},
@@ -115,9 +117,7 @@ impl Engine {
         {
             return Ok(());
         }
-        assert!(next_msn >= last.next_msn, "a checkpoint of an older state than the last");
-        assert!(log_start.pos >= last.log_start.pos, "a checkpoint gives the log back what it gave up");
-        assert!(next_node >= last.next_node, "a checkpoint would give node numbers twice");
+        check_progress(last, (log_start, next_msn), next_node);
         let started = Instant::now();
         let mut written = Vec::new();
         let table = frozen.table.persist(
@@ -230,16 +230,65 @@ pub(crate) fn table_root(table: &Table) -> TableRoot {
     }
 }
 
+/// Asserts that a checkpoint goes on from the last one. Where it moves the log's start, it passes at least one record.
+fn check_progress(last: &Superblock, (log_start, next_msn): (LogPos, u64), next_node: NodeId) {
+    let start = last.log_start.pos;
+    assert!(next_msn >= last.next_msn, "a checkpoint of an older state than the last");
+    assert!(log_start.pos >= start, "a checkpoint gives the log back what it gave up");
+    assert!(log_start.pos == start || next_msn > last.next_msn, "the log's start passes bytes and no record");
+    assert!(next_node >= last.next_node, "a checkpoint would give node numbers twice");
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::{Arc, OnceLock, Weak, atomic::AtomicU64, atomic::Ordering::Relaxed};
 
+    use super::check_progress;
     use crate::{
         CreateOptions, Db, Options,
         db::engine::Engine,
         device::{BLOCK, DeviceCall, HookedDevice, SimDevice},
+        store::{log::LogPos, superblock::Superblock},
     };
+
+    /// A checkpoint with this start of the log, number of its first batch, and next node, after one with 100, 10, 5.
+    fn progress(start: u64, next_msn: u64, next_node: u64) {
+        let at = |pos| LogPos { pos, chain: 0 };
+        let last = Superblock { log_start: at(100), next_msn: 10, next_node: 5, ..Superblock::default() };
+        check_progress(&last, (at(start), next_msn), next_node);
+    }
+
+    #[test]
+    fn checkpoints_go_on() {
+        progress(100, 10, 5);
+        progress(150, 11, 5);
+        progress(150, 20, 9);
+    }
+
+    #[test]
+    #[should_panic(expected = "a checkpoint of an older state than the last")]
+    fn a_checkpoint_is_of_no_older_state() {
+        progress(150, 9, 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "a checkpoint gives the log back what it gave up")]
+    fn the_start_of_the_log_does_not_move_back() {
+        progress(99, 10, 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "the log's start passes bytes and no record")]
+    fn the_start_of_the_log_passes_records() {
+        progress(150, 10, 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "a checkpoint would give node numbers twice")]
+    fn node_numbers_are_given_once() {
+        progress(150, 11, 4);
+    }
 
     /// A checkpoint passed the log's record of a value behind the last batch in the tree, and gave its place up. The
     /// next one, with new batches in memory, began at that record again: at what may have been written over.

@@ -12,7 +12,7 @@ use bytes::{BufMut, Bytes};
 
 use crate::{
     codec::{put_varint, varint_len},
-    key::{Longest, common_prefix, join},
+    key::{Longest, common_prefix, compare_joined, join},
     node::{
         message::Msg,
         page::{ENTRY_BYTES, EntryGroup, Page, head, note, tag},
@@ -211,6 +211,19 @@ pub(crate) fn page_of_value(value: &[u8]) -> Bytes {
     data.into()
 }
 
+/// Whether one key, given in two parts, is below another.
+fn is_below((a, a_rest): (&[u8], &[u8]), (b, b_rest): (&[u8], &[u8])) -> bool {
+    if a == b {
+        a_rest < b_rest
+    } else if b.is_empty() {
+        compare_joined(a, a_rest, b_rest).is_lt()
+    } else if a.is_empty() {
+        compare_joined(b, b_rest, a_rest).is_gt()
+    } else {
+        a.iter().chain(a_rest).lt(b.iter().chain(b_rest))
+    }
+}
+
 /// Bytes that keys share and that do not count.
 fn beyond(shared: usize) -> usize {
     shared.saturating_sub(COUNTED_PREFIX_BYTES)
@@ -287,30 +300,42 @@ impl Builder {
     }
 
     fn add(&mut self, item: NewEntries) {
-        debug_assert!(
-            self.items.last().is_none_or(|last| self.last_key(last) < self.first_key(&item)),
-            "keys must ascend"
-        );
+        // A page out of order would read as damage, after the pages that it was made of have been freed.
+        let ascends = |last| is_below(self.last_key(last), self.first_key(&item));
+        assert!(self.items.last().is_none_or(ascends), "the keys of a page do not ascend");
         self.items.push(item);
     }
 
-    fn first_key(&self, item: &NewEntries) -> Option<Bytes> {
+    fn first_key<'a>(&'a self, item: &'a NewEntries) -> (&'a [u8], &'a [u8]) {
         match item {
-            NewEntries::One(key, _) => Some(key.clone()),
-            NewEntries::Copied(source, entries) => self.copied_key(*source, entries.clone().next()?),
+            NewEntries::One(key, _) => (&[], key),
+            NewEntries::Copied(source, entries) => self.copied_key(*source, entries.start),
         }
     }
 
-    fn last_key(&self, item: &NewEntries) -> Option<Bytes> {
+    fn last_key<'a>(&'a self, item: &'a NewEntries) -> (&'a [u8], &'a [u8]) {
         match item {
-            NewEntries::One(key, _) => Some(key.clone()),
-            NewEntries::Copied(source, entries) => self.copied_key(*source, entries.clone().last()?),
+            NewEntries::One(key, _) => (&[], key),
+            NewEntries::Copied(source, entries) => self.copied_key(*source, entries.end.saturating_sub(1)),
         }
     }
 
-    fn copied_key(&self, source: usize, i: usize) -> Option<Bytes> {
-        let (page, prefix) = self.sources.get(source)?;
-        Some(join(prefix, page.key(i)))
+    /// The first key of an item, or the last one.
+    fn whole_key(&self, item: &NewEntries, is_last: bool) -> Option<Bytes> {
+        match item {
+            NewEntries::One(key, _) => Some(key.clone()),
+            NewEntries::Copied(source, entries) => {
+                let (page, prefix) = self.sources.get(*source)?;
+                let mut entries = entries.clone();
+                let i = if is_last { entries.next_back()? } else { entries.next()? };
+                Some(join(prefix, page.key(i)))
+            }
+        }
+    }
+
+    /// A key in two parts, so that nothing is copied.
+    fn copied_key(&self, source: usize, i: usize) -> (&[u8], &[u8]) {
+        self.sources.get(source).map_or((&[], &[]), |(page, prefix)| (prefix, page.key(i)))
     }
 
     pub fn is_empty(&self) -> bool {
@@ -341,7 +366,8 @@ impl Builder {
 
     /// Encodes the entries and starts anew; `None` if there are none.
     pub fn finish(&mut self) -> Option<Built> {
-        let (first, last) = (self.first_key(self.items.first()?)?, self.last_key(self.items.last()?)?);
+        let (first, last) =
+            (self.whole_key(self.items.first()?, false)?, self.whole_key(self.items.last()?, true)?);
         let shared = common_prefix(&first, &last);
         (self.shared, self.first) = (0, Bytes::new());
         let page = &mut self.encoder;
@@ -377,6 +403,53 @@ impl Builder {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    /// A page of these keys.
+    fn page(keys: &[&str]) -> (Arc<Page>, Bytes) {
+        let mut builder = Builder::default();
+        keys.iter().for_each(|key| builder.push(key.to_string().into(), Msg::Delete));
+        let built = builder.finish().unwrap();
+        (Arc::new(built.page), built.prefix)
+    }
+
+    #[test]
+    #[should_panic(expected = "the keys of a page do not ascend")]
+    fn keys_of_a_page_ascend() {
+        page(&["a", "c", "b"]);
+    }
+
+    #[test]
+    #[should_panic(expected = "the keys of a page do not ascend")]
+    fn a_key_stands_in_a_page_once() {
+        page(&["a", "a"]);
+    }
+
+    #[test]
+    fn keys_in_two_parts_have_the_order_of_whole_ones() {
+        let keys = ["", "a", "ab", "aba", "abb", "b", "ba"];
+        let halves = |key: &'static str| (0..=key.len()).map(|at| key.as_bytes().split_at(at));
+        for (a, b) in keys.iter().flat_map(|a| keys.iter().map(move |b| (a, b))) {
+            for (left, right) in halves(a).flat_map(|left| halves(b).map(move |right| (left, right))) {
+                assert_eq!(is_below(left, right), a < b, "{left:?} {right:?}");
+            }
+        }
+    }
+
+    /// Entries that are copied from pages are compared as single ones are.
+    #[test]
+    fn copies_of_entries_ascend() {
+        let (low, high) = (page(&["da", "db"]), page(&["ea", "eb"]));
+        for (first, second, ascends) in [(&low, &high, true), (&high, &low, false), (&low, &low, false)] {
+            let built = std::panic::catch_unwind(|| {
+                let mut builder = Builder::default();
+                for (page, prefix) in [first, second] {
+                    assert_eq!(builder.push_some(page, prefix, 0..2, 1 << 10), 2);
+                }
+                builder.push("f".into(), Msg::Delete);
+            });
+            assert_eq!(built.is_ok(), ascends);
+        }
+    }
 
     /// Pages of long values are built without a copy in between, and are to the byte what others are.
     #[test]

@@ -589,3 +589,12 @@ fn a_panic_while_the_log_is_written_stops_it_for_all() {
         assert!(matches!(stopped, Err(Error::Stopped { .. })), "{first}, {then}");
     }
 }
+
+/// Such a state would make the log begin where no record has that number.
+#[test]
+#[should_panic(expected = "more bytes than records behind a state")]
+fn the_log_begins_at_a_record() {
+    let log = open(&memory());
+    log.append(&[b"one"]).unwrap();
+    log.passed(START, 1);
+}

@@ -397,6 +397,9 @@ impl Log {
     /// before them.
     pub fn passed(&self, pos: LogPos, msn: u64) -> (LogPos, u64) {
         let buf = self.buf();
+        assert!(pos.pos <= buf.end.pos && msn <= buf.msn, "a state that is newer than the log");
+        // The record at `pos`, if there is one, must be the next one.
+        assert!(buf.asked_end <= pos.pos || msn < buf.msn, "more bytes than records behind a state");
         if buf.asked_end > pos.pos || !buf.values.is_empty() || buf.placing > 0 {
             return (pos, msn + 1);
         }

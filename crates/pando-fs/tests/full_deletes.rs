@@ -245,12 +245,6 @@ fn a_snapshot_is_deleted_when_the_last_unlink_beside_it_and_a_fork_took_much() {
     assert!(used_up_beside_a_snapshot(13_064_762_836_777, true) > 0, "vacuous");
 }
 
-#[test]
-fn zz_seed() {
-    let seed = std::env::var("ZZ").unwrap().parse().unwrap();
-    used_up_beside_a_snapshot(seed, true);
-}
-
 /// Unlinks that were refused before the snapshot was deleted, a count.
 fn used_up_beside_a_snapshot(seed: u64, with_fork: bool) -> usize {
     let mut rng = Rng(seed | 1);

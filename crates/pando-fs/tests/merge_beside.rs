@@ -225,7 +225,10 @@ fn a_long_value_of_an_attribute_meets_a_writer_beside_a_large_merge() {
 #[test]
 fn a_fork_that_comes_to_a_directory_that_a_large_merge_moves_stays_one() {
     let mut beside = 0;
-    for micros in MOMENTS {
+    for (round, micros) in rounds() {
+        if round > 0 && beside > 0 {
+            break;
+        }
         let changes = |w: &World| {
             w.mkdir("/s");
             w.mkdir("/t");

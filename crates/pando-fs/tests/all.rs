@@ -18,6 +18,7 @@ mod full_disk;
 mod hostile;
 mod large_merges;
 mod limits;
+mod link_clones;
 mod links;
 mod lost_nodes;
 mod merge_clones;

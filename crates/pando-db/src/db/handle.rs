@@ -52,7 +52,12 @@ impl Db {
         let path = medium.path();
         let make = || {
             let New { device, made } = medium.for_new(create.size)?;
-            open::create(&device, create, options).inspect_err(|_| remove(made))
+            open::create(&device, create, options).inspect_err(|_| {
+                if let Some(path) = made {
+                    // The error that led here is the one to tell.
+                    let _ = std::fs::remove_file(path);
+                }
+            })
         };
         make().map_err(about(path))
     }
@@ -73,11 +78,7 @@ impl Db {
         check(&options)?;
         let path = medium.path();
         let engine = medium.for_old(options.read_only).and_then(|device| open::open(device, options));
-        Self::start(engine.map_err(about(path))?)
-    }
-
-    fn start(engine: Engine) -> Result<Db> {
-        let engine = Arc::new(engine);
+        let engine = Arc::new(engine.map_err(about(path))?);
         let threads = if engine.options.background && !engine.options.read_only {
             threads::spawn(&engine)?
         } else {
@@ -278,14 +279,6 @@ impl Db {
         engine.log.stop("it was closed".into());
         *engine.in_use.lock() = None;
         result
-    }
-}
-
-/// Removes the file that was made for a store that did not come to be.
-fn remove(made: Option<PathBuf>) {
-    if let Some(path) = made {
-        // The error that led here is the one to tell.
-        let _ = std::fs::remove_file(path);
     }
 }
 

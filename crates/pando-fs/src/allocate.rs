@@ -172,7 +172,7 @@ impl Fs {
         let data = &at.data;
         let (dense, mut map) = match inode.peek(|s| s.record.dense) {
             // Taken out, and put back when all is done; read again if it is not.
-            Some(dense) => match inode.change(|s| s.take_map()) {
+            Some(dense) => match inode.change(|s| s.take_map()).filter(BlockMap::is_whole) {
                 Some(map) => (dense, map),
                 None => (dense, BlockMap::read(&self.db, data, dense)?),
             },

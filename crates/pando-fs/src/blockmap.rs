@@ -2,11 +2,10 @@
 //!
 //! Most files have no holes, and nothing is noted of them. The record of a file that has (or had) some says how many
 //! blocks exist from its beginning without a gap (`dense`); of those behind, a map has a bit each. The map lies in
-//! pieces of
-//! 512 blocks (8 MiB of data) under the data prefix of the file, behind all blocks, so that it is moved, cloned
-//! and removed
-//! with the data. Changes of a piece are blind and any two of them are one, so writes stay blind but for one scan of
-//! the map when a file with holes is first written to or looked at.
+//! pieces of 512 blocks (8 MiB of data) under the data prefix of the file, behind all blocks, so that it is moved,
+//! cloned and removed with the data. Changes of a piece are blind and any two of them are one. A write needs the pieces
+//! of the blocks that it writes, and that of the last block; only a search for holes, and what makes some, need the
+//! whole map.
 //!
 //! Invariant: a bit at or above `dense` is set if and only if the block exists; a file whose record says
 //! nothing has no map. (Files with holes from before there were maps count as if they had none.) Uses keys and the
@@ -113,12 +112,22 @@ impl Edit {
     }
 }
 
-/// The map of one file in memory: what is stored, and how much of it counts.
+/// The map of one file in memory, or a part of it: what is stored, and how much of it counts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BlockMap {
+    /// Of a part, those that were read: also those in which nothing is set.
     pieces: BTreeMap<u64, Bits>,
-    /// Set bits at or above `dense`.
+    /// Set bits of the whole map at or above `dense`.
     above: u64,
+    part: Option<Part>,
+}
+
+/// What is known beside the pieces of a part.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// How many bits are set.
+    Counted,
+    Uncounted,
 }
 
 impl BlockMap {
@@ -132,6 +141,70 @@ impl BlockMap {
     pub(crate) fn read_in(view: &Snapshot, data: &[u8], dense: u64) -> Result<Self> {
         let [from, to] = Self::keys(data);
         Self::collect(view.range(&from, Some(&to)), data, dense)
+    }
+
+    /// A part without pieces of the map of a file in which so many bits are set at or above the dense beginning, if
+    /// that is known.
+    pub(crate) fn part(above: Option<u64>) -> Self {
+        let part = if above.is_some() { Part::Counted } else { Part::Uncounted };
+        Self { pieces: BTreeMap::new(), above: above.unwrap_or_default(), part: Some(part) }
+    }
+
+    pub(crate) fn is_whole(&self) -> bool {
+        self.part.is_none()
+    }
+
+    /// Whether it is known how many bits are set.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.part != Some(Part::Uncounted)
+    }
+
+    /// Set bits at or above the dense beginning, of a map that is counted.
+    pub(crate) fn blocks_above(&self) -> u64 {
+        self.above
+    }
+
+    /// Whether the piece of a block is here, or known to have nothing.
+    fn has_piece_of(&self, block: u64) -> bool {
+        self.is_whole() || self.pieces.contains_key(&(block / PIECE))
+    }
+
+    /// Whether [`BlockMap::load`] of these blocks has nothing to read.
+    pub(crate) fn has(&self, first: u64, last: u64) -> bool {
+        (first / PIECE..=last / PIECE).all(|piece| self.has_piece_of(piece * PIECE))
+    }
+
+    /// Reads the pieces of the blocks `first..=last`, which a part does not have yet. One scan.
+    pub(crate) fn load(db: &Db, data: &[u8], first: u64, last: u64) -> Result<BTreeMap<u64, Bits>> {
+        let mut pieces: BTreeMap<u64, Bits> =
+            (first / PIECE..=last / PIECE).map(|piece| (piece, Bits::default())).collect();
+        let key = |piece: u64| path::block(data, path::MAP | piece);
+        let mut pairs = db.range(&key(first / PIECE), Some(&key(last / PIECE + 1)));
+        while let Some((key, value)) = pairs.next_ref()? {
+            if let Some(bits) = path::block_of(data, key).and_then(|n| pieces.get_mut(&(n & !path::MAP))) {
+                *bits = decode(value);
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Takes in pieces that were read; those that are here already are the same.
+    pub(crate) fn take_in(&mut self, pieces: BTreeMap<u64, Bits>) {
+        if !self.is_whole() {
+            self.pieces.extend(pieces);
+        }
+    }
+
+    /// A part learns from the whole map, for a file of this size, how many blocks there are.
+    pub(crate) fn count_by(&mut self, whole: &BlockMap, size: u64) {
+        if self.is_whole() {
+            return;
+        }
+        (self.above, self.part) = (whole.above, Some(Part::Counted));
+        if let Some(last) = size.div_ceil(BLOCK_SIZE).checked_sub(1) {
+            let piece = last / PIECE;
+            self.pieces.insert(piece, whole.pieces.get(&piece).copied().unwrap_or_default());
+        }
     }
 
     /// Bounds of the keys of the pieces.
@@ -177,6 +250,7 @@ impl BlockMap {
 
     /// Adds to `batch` that none of the blocks `from..to` exists, whatever the map says of them.
     pub(crate) fn clear(&mut self, batch: &mut Batch, data: &Bytes, from: u64, to: u64) {
+        assert!(self.is_whole(), "a part of a map does not say which pieces are to go");
         if from >= to {
             return;
         }
@@ -209,11 +283,13 @@ impl BlockMap {
 
     /// Counts anew, for another dense beginning.
     pub(crate) fn recount(&mut self, dense: u64) {
+        assert!(self.is_whole(), "a part of a map cannot be counted");
         self.above = self.count(dense, u64::MAX);
     }
 
     /// The first block of `from..to` whose bit is `set`, or is not.
     pub(crate) fn next(&self, from: u64, to: u64, set: bool) -> Option<u64> {
+        assert!(self.is_whole(), "a part of a map does not say where the next block is");
         let flip = if set { 0 } else { u64::MAX };
         let mut at = from;
         while at < to {
@@ -240,6 +316,7 @@ impl BlockMap {
 
     /// First and last block of each run of set bits in `from..to`.
     pub(crate) fn runs(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        assert!(self.is_whole(), "a part of a map does not say which blocks there are");
         let mut runs: Vec<(u64, u64)> = Vec::new();
         if from >= to {
             return runs;
@@ -262,27 +339,34 @@ impl BlockMap {
 
     /// Adds to `batch` that blocks `first..=last` exist, as far as it is not known.
     pub(crate) fn set(&mut self, batch: &mut Batch, data: &Bytes, first: u64, last: u64) {
+        assert!(self.has(first, last), "a piece that was not read does not say what is set already");
         for piece in first / PIECE..=last / PIECE {
             let start = piece * PIECE;
             let wanted = range(first.saturating_sub(start), last + 1 - start);
+            let counted = self.is_counted();
             let bits = self.pieces.entry(piece).or_default();
             let set: Bits = std::array::from_fn(|i| wanted[i] & !bits[i]);
             if set != Bits::default() {
                 let edit = Edit { keep: PIECE, set };
                 batch.upsert(path::block(data, path::MAP | piece), edit.encode());
                 *bits = edit.apply(bits);
-                self.above += count(&set);
+                if counted {
+                    self.above += count(&set);
+                }
             }
         }
     }
 
     /// The blocks `from..to` are part of the dense beginning now.
     pub(crate) fn grown(&mut self, from: u64, to: u64) {
-        self.above -= self.count(from, to);
+        if self.is_counted() {
+            self.above -= self.count(from, to);
+        }
     }
 
     /// Adds to `batch` that no block from `end` on exists; `dense` is what is left of the beginning.
     pub(crate) fn cut(&mut self, batch: &mut Batch, data: &Bytes, end: u64, dense: u64) {
+        assert!(self.is_whole(), "a part of a map does not say which pieces are to go");
         let (piece, within) = (end / PIECE, end % PIECE);
         let first = if within == 0 { piece } else { piece + 1 };
         let gone = self.pieces.split_off(&first);
@@ -303,7 +387,15 @@ impl BlockMap {
         self.above = self.count(dense, u64::MAX);
     }
 
-    /// What `st_blocks` is: units of 512 bytes of the blocks that exist, the last one as far as the file goes.
+    /// What `st_blocks` is, unless this is a part that does not say so: see [`BlockMap::units`].
+    pub(crate) fn known_units(&self, dense: u64, size: u64) -> Option<u64> {
+        let last = size.div_ceil(BLOCK_SIZE).checked_sub(1);
+        let ends = last.is_none_or(|last| last < dense || self.has_piece_of(last));
+        (self.is_counted() && ends).then(|| self.units(dense, size))
+    }
+
+    /// What `st_blocks` is: units of 512 bytes of the blocks that exist, the last one as far as the file goes. Of a
+    /// part that is counted, whose pieces that are not here have no bit of the last block.
     pub(crate) fn units(&self, dense: u64, size: u64) -> u64 {
         let blocks = dense + self.above;
         let Some(last) = size.div_ceil(BLOCK_SIZE).checked_sub(1) else { return 0 };
@@ -314,7 +406,8 @@ impl BlockMap {
 
     /// The same once the dense beginning has grown from `dense` to `to`.
     pub(crate) fn units_grown(&self, dense: u64, to: u64, size: u64) -> u64 {
-        let mut grown = Self { pieces: BTreeMap::new(), above: self.above - self.count(dense, to) };
+        let above = self.above - self.count(dense, to);
+        let mut grown = Self { pieces: BTreeMap::new(), above, part: None };
         let Some(last) = size.div_ceil(BLOCK_SIZE).checked_sub(1) else { return 0 };
         if last >= to && self.exists(last) {
             grown
@@ -370,6 +463,64 @@ mod tests {
             }
             map.recount(0);
             assert_eq!(map.above, model.iter().filter(|set| **set).count() as u64);
+        }
+    }
+
+    #[test]
+    fn a_part_says_what_the_whole_map_says() {
+        let data = Bytes::from_static(b"data");
+        let mut random = 7u64;
+        let mut below = |n: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % n
+        };
+        for round in 0..40 {
+            let mut dense = below(600);
+            let mut whole = BlockMap::default();
+            for _ in 0..below(8) {
+                let first = dense + below(6000);
+                whole.set(&mut Batch::new(), &data, first, first + below(30));
+            }
+            whole.recount(dense);
+            let mut part = BlockMap::part((round % 2 == 0).then_some(whole.above));
+            let mut size = (dense + below(6000)) * BLOCK_SIZE + below(BLOCK_SIZE);
+            let load = |part: &mut BlockMap, whole: &BlockMap, first: u64, last: u64| {
+                let bits = |piece: u64| whole.pieces.get(&piece).copied().unwrap_or_default();
+                part.take_in((first / PIECE..=last / PIECE).map(|piece| (piece, bits(piece))).collect());
+            };
+            for step in 0..200 {
+                let (first, blocks) = (dense + below(6000), below(30));
+                let last = first + blocks;
+                load(&mut part, &whole, first, last);
+                assert!(part.has(first, last));
+                assert_eq!(part.exists(first), whole.exists(first), "round {round} step {step}");
+                match below(4) {
+                    0 => {
+                        let to = dense + blocks + 1;
+                        load(&mut part, &whole, dense, to - 1);
+                        whole.grown(dense, to);
+                        part.grown(dense, to);
+                        (dense, size) = (to, size.max(to * BLOCK_SIZE));
+                    }
+                    1 => part.count_by(&whole, size),
+                    _ => {
+                        let mut batches = [Batch::new(), Batch::new()];
+                        whole.set(&mut batches[0], &data, first, last);
+                        part.set(&mut batches[1], &data, first, last);
+                        assert_eq!(batches[0].len(), batches[1].len(), "round {round} step {step}");
+                        size = size.max((last + 1) * BLOCK_SIZE - below(BLOCK_SIZE));
+                    }
+                }
+                let told = part.known_units(dense, size);
+                assert!(
+                    told.is_none_or(|told| told == whole.units(dense, size)),
+                    "round {round} step {step}"
+                );
+                let ends = size.div_ceil(BLOCK_SIZE) - 1;
+                load(&mut part, &whole, ends, ends);
+                assert_eq!(part.known_units(dense, size).is_some(), part.is_counted());
+            }
+            assert!(part.is_counted() && !part.is_whole());
         }
     }
 

@@ -134,7 +134,7 @@ impl Fs {
         Ok(match dense {
             None if has > had => Holes { dense: Some(Some(had)), map: Some(BlockMap::default()) },
             None => Holes::default(),
-            Some(_) => Holes { dense: None, map: inode.peek(|s| s.map().cloned()) },
+            Some(_) => Holes { dense: None, map: inode.peek(|s| s.part_of_map().cloned()) },
         })
     }
 
@@ -335,7 +335,7 @@ impl Fs {
                     return Ok((absent, noted, Reserved::default()));
                 }
                 let was = inode.peek(|s| s.record.dense);
-                let after = inode.peek(|s| noted.file_bytes((was, s.map()), size.max(end)));
+                let after = inode.peek(|s| noted.file_bytes((was, s.part_of_map()), size.max(end)));
                 Ok((absent, noted, self.reserve_file(&mut batch, above, after - before)?))
             });
             let (absent, noted, reserved) = match known {

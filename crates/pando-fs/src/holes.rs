@@ -1,8 +1,8 @@
 //! What is known of the holes of a file, in memory and in batches that change it.
 //!
-//! What `stat` tells of a file with holes needs its map (`blockmap`) once, and a number after that. Whoever writes to
-//! such a file, or looks for its holes, keeps the map in the inode; how much memory all of them take is bounded
-//! (`kept_maps`). Uses inodes, places, maps and sums.
+//! What `stat` tells of a file with holes needs its map (`blockmap`) once, and a number after that. A write reads the
+//! pieces of the map that it changes, and a search for holes reads all of it; both are kept in the inode. How much
+//! memory all of them take is bounded (`kept_maps`). Uses inodes, places, maps and sums.
 
 use bytes::Bytes;
 use pando_db::Batch;
@@ -77,9 +77,14 @@ impl MapChange {
 }
 
 impl InodeState {
-    /// The map of a file with holes, if it is in memory.
+    /// The whole map of a file with holes, if it is in memory.
     pub(crate) fn map(&self) -> Option<&BlockMap> {
         self.known.map()
+    }
+
+    /// What is in memory of the map.
+    pub(crate) fn part_of_map(&self) -> Option<&BlockMap> {
+        self.known.part()
     }
 
     /// The same, to be put back when it is changed.
@@ -99,10 +104,10 @@ impl InodeState {
 
     /// Takes the map out of memory, and remembers how many blocks there are.
     fn let_map_go(&mut self) -> Option<BlockMap> {
-        self.known.map()?;
+        self.known.part()?;
         let map = self.known.take()?;
         if let Some(dense) = self.record.dense {
-            self.known.set_units(&map, dense, self.record.size);
+            self.known.set_count(&map, dense, self.record.size);
         }
         Some(map)
     }
@@ -137,17 +142,64 @@ impl Fs {
                 MapChange::Map(Some(had), map)
             }
             Some(dense) if last < dense => MapChange::Nothing,
-            Some(dense) if first <= dense => MapChange::Grown(dense, last + 1),
+            Some(dense) if first <= dense => {
+                // Where it is not known how many blocks there are, it is not afterwards.
+                if inode.peek(|s| s.known.is_counted(dense, size)) {
+                    self.load_pieces(inode, data, dense, Some((dense, last)))?;
+                }
+                MapChange::Grown(dense, last + 1)
+            }
             Some(dense) => {
+                self.load_pieces(inode, data, dense, Some((first, last)))?;
                 // Taken out of the inode and put back when the batch is written; read again if it is not.
-                let mut map = match inode.change(|s| s.take_map()) {
-                    Some(map) => map,
-                    None => BlockMap::read(&self.db, data, dense)?,
-                };
+                let mut map = inode.change(|s| s.take_map()).unwrap_or_else(|| BlockMap::part(None));
                 map.set(batch, data, first, last);
                 MapChange::Map(None, map)
             }
         })
+    }
+
+    /// Reads the pieces of the map that say of these blocks whether they exist, and of the last block if it is known
+    /// how many there are, unless they are in memory. The caller holds `tree` of the file: writers are locked out, and
+    /// readers see the same bytes before and after. One scan for each of the two, of pieces that lie beside each other.
+    fn load_pieces(
+        &self,
+        inode: &InodeRef,
+        data: &Bytes,
+        dense: u64,
+        blocks: Option<(u64, u64)>,
+    ) -> Result<()> {
+        let (size, counted) = inode.peek(|s| (s.record.size, s.known.is_counted(dense, s.record.size)));
+        let last = size.div_ceil(BLOCK_SIZE).checked_sub(1);
+        let last = last.filter(|last| counted && *last >= dense).map(|last| (last, last));
+        let mut read = false;
+        for (first, last) in blocks.into_iter().chain(last) {
+            if inode.peek(|s| s.part_of_map().is_some_and(|map| map.has(first, last))) {
+                continue;
+            }
+            let pieces = BlockMap::load(&self.db, data, first, last)?;
+            inode.change(|s| s.known.part_mut(dense, size).take_in(pieces));
+            read = true;
+        }
+        if read {
+            self.keep_map(inode);
+        }
+        Ok(())
+    }
+
+    /// Sees that it is known how many blocks a file with holes has. The caller holds `tree` of it. The whole map is
+    /// read if nobody has counted it, and not kept: whoever lists files looks at many.
+    fn count_blocks(&self, inode: &InodeRef, data: &Bytes, dense: u64) -> Result<()> {
+        let (size, counted) = inode.peek(|s| (s.record.size, s.known.is_counted(dense, s.record.size)));
+        if inode.peek(|s| s.known.units(dense, size)).is_some() {
+            return Ok(());
+        }
+        if counted {
+            return self.load_pieces(inode, data, dense, None);
+        }
+        let map = BlockMap::read(&self.db, data, dense)?;
+        inode.change(|s| s.known.count_by(&map, dense, size));
+        Ok(())
     }
 
     /// What `stat` tells of an inode; the map of a file with holes is read for it. The caller holds nothing. If the
@@ -156,54 +208,43 @@ impl Fs {
         if inode.peek(|s| s.is_uncounted())
             && let Ok(at) = self.hold(inode, false)
             && let Some(dense) = inode.peek(|s| s.record.dense)
-            && let Ok(map) = BlockMap::read(&self.db, &at.data, dense)
         {
-            // Writers are locked out, and readers see the same bytes before and after. The map is not kept: whoever
-            // lists files looks at many.
-            inode.change(|s| s.known.set_units(&map, dense, s.record.size));
+            let _unknown = self.count_blocks(inode, &at.data, dense);
         }
         inode.attr()
     }
 
     /// Whether a block is known not to exist: it lies behind the end, or in a hole. For a write of a part of a block,
-    /// in a file whose `tree` is held exclusively; the map of one with holes is read if it is not in memory.
+    /// in a file whose `tree` is held exclusively; a piece of the map of one with holes is read if it is not in memory.
     pub(crate) fn is_absent(&self, inode: &InodeRef, data: &Bytes, size: u64, block: u64) -> Result<bool> {
         match inode.peek(|s| s.record.dense) {
             _ if block >= size.div_ceil(BLOCK_SIZE) => Ok(true),
             Some(dense) if block >= dense => {
-                if let Some(exists) = inode.peek(|s| s.map().map(|map| map.exists(block))) {
-                    return Ok(!exists);
-                }
-                let map = BlockMap::read(&self.db, data, dense)?;
-                let exists = map.exists(block);
-                inode.change(|s| s.set_map(Some(map)));
-                self.keep_map(inode);
-                Ok(!exists)
+                self.load_pieces(inode, data, dense, Some((block, block)))?;
+                Ok(inode.peek(|s| s.part_of_map().is_some_and(|map| !map.exists(block))))
             }
             _ => Ok(false),
         }
     }
 
     /// What a file takes, bytes; nothing but regular files takes any. The caller holds `tree` of it; the map of one
-    /// with holes is read if it is not in memory.
+    /// with holes is read if it was not counted. Afterwards what is in memory of the map says so too.
     pub(crate) fn bytes_of(&self, inode: &InodeRef, data: &Bytes) -> Result<i64> {
         if inode.kind != FileKind::Regular {
             return Ok(0);
         }
-        if let Some(dense) = inode.peek(|s| s.record.dense.filter(|_| s.map().is_none())) {
-            let map = BlockMap::read(&self.db, data, dense)?;
-            let bytes = inode.peek(|s| file_bytes(s.record.size, s.record.dense, Some(&map)));
-            inode.change(|s| s.set_map(Some(map)));
-            self.keep_map(inode);
-            return Ok(bytes);
+        if let Some(dense) = inode.peek(|s| s.record.dense) {
+            self.count_blocks(inode, data, dense)?;
+            inode.change(|s| _ = s.known.part_mut(dense, s.record.size));
+            self.load_pieces(inode, data, dense, None)?;
         }
-        Ok(inode.peek(|s| file_bytes(s.record.size, s.record.dense, s.map())))
+        Ok(inode.peek(|s| file_bytes(s.record.size, s.record.dense, s.part_of_map())))
     }
 
     /// To be called when a map was put into this inode: takes the maps of others out of memory, where all of them take
     /// too much. The caller holds `tree` of the inode.
     pub(crate) fn keep_map(&self, inode: &InodeRef) {
-        let bytes = inode.peek(|s| s.map().map_or(0, BlockMap::memory_bytes));
+        let bytes = inode.peek(|s| s.part_of_map().map_or(0, BlockMap::memory_bytes));
         if bytes == 0 {
             return;
         }
@@ -216,7 +257,7 @@ impl Fs {
                     drop(map); // not under the lock of the state
                     None
                 }
-                None => other.peek(|s| s.map().map(BlockMap::memory_bytes)),
+                None => other.peek(|s| s.part_of_map().map(BlockMap::memory_bytes)),
             };
             left.into_iter().for_each(|bytes| self.kept_maps.note_again(ino, bytes));
         }

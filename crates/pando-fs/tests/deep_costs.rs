@@ -178,3 +178,45 @@ fn many_copies_of_a_file_with_holes_are_looked_at_in_little_memory() {
     assert!(looked < 32 << 20 && used < 64 << 20, "{looked} B once looked at, {used} B once written to");
     fs.check(|problem| panic!("{problem}")).unwrap();
 }
+
+/// Where the maps of two files did not fit into what all may take, a write to one took the map of the other out of
+/// memory, so that writes in turn read a whole map each.
+#[test]
+fn writes_in_turn_to_files_with_holes_do_not_read_their_whole_maps() {
+    const PIECES: u64 = 3_000;
+    const FILES: u64 = 3;
+    const WRITES: u64 = 300;
+    /// Bytes of a file for which its map has a piece.
+    const PIECE: u64 = 8 << 20;
+    let _alone = ALONE.lock();
+    let device = Arc::new(MemDevice::new(1 << 30));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+    // Of 8 MiB the maps may take 256 KiB, and each of these takes 400.
+    let fs = Fs::open(device, options().cache_bytes(8 << 20)).unwrap();
+    let me = Caller::root();
+    let mut files = Vec::new();
+    for file in 0..FILES {
+        let name = format!("f{file}");
+        let (attr, handle) = fs.create(&me, ROOT, OsStr::new(&name), 0o644, common::O_RDWR).unwrap();
+        for piece in 0..PIECES {
+            fs.write(handle, attr.ino, piece * PIECE + PIECE / 2, b"x", false).unwrap();
+        }
+        files.push((attr.ino, handle));
+    }
+    fs.sync().unwrap();
+    let before = files.iter().map(|(ino, _)| fs.getattr(*ino).unwrap().blocks).collect::<Vec<_>>();
+    let (allocated, _) = counted(|| {
+        for write in 0..WRITES {
+            for (ino, handle) in &files {
+                fs.write(*handle, *ino, (write * 7 % PIECES) * PIECE, b"y", false).unwrap();
+            }
+        }
+    });
+    let each = allocated / (WRITES * FILES);
+    println!("a write to one of {FILES} files with maps of {PIECES} pieces allocates {each} B");
+    assert!(each < 32 << 10, "{each} B are allocated for a write: a map of {PIECES} pieces is read");
+    for ((ino, _), before) in files.iter().zip(before) {
+        assert_eq!(fs.getattr(*ino).unwrap().blocks, before + WRITES * BLOCK_SIZE / 512);
+    }
+    fs.check(|problem| panic!("{problem}")).unwrap();
+}

@@ -72,8 +72,8 @@ pub use batch::{Batch, Op};
 /// Keys and values, as calls give them: of the crate `bytes`.
 pub use bytes::Bytes;
 pub use db::{
-    Backup, BackupReport, Change, CheckReport, Cursor, Db, Diff, Finding, Identity, PairRef, Snapshot,
-    identify,
+    Backup, BackupReport, Change, CheckReport, Cursor, Db, DelaysPutOff, Diff, Finding, Identity, PairRef,
+    Snapshot, identify,
 };
 /// What [`Db::inspect`] and [`Db::usage`] give.
 pub use db::{

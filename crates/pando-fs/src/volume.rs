@@ -468,6 +468,11 @@ impl Fs {
         })
     }
 
+    /// For a caller who waits for writes of others: see [`pando_db::Db::put_off_delays`].
+    pub fn put_off_delays(&self) -> pando_db::DelaysPutOff<'_> {
+        self.db.put_off_delays()
+    }
+
     /// Figures of this mount and its engine.
     pub fn stats(&self) -> Result<FsStats> {
         let clone_latency = self.clone_latency.histogram();

@@ -253,6 +253,8 @@ impl MountState {
         if let (Some(limit), false) = (self.dirty_limit.get(), files.is_empty()) {
             limit.waited_for();
         }
+        // Each page would be delayed for all that was written before.
+        let _soon = self.fs.put_off_delays();
         self.write_out(files);
     }
 

@@ -10,7 +10,7 @@ use crate::{
     db::{
         background::threads,
         cursor::{Cursor, Snapshot},
-        engine::{Engine, report::Finding},
+        engine::{Engine, report::Finding, throttle::DelaysPutOff},
         recover::open,
     },
     device::{Device, Medium, New},
@@ -235,6 +235,14 @@ impl Db {
             return Err(Error::ReadOnly);
         }
         engine.settle(&|| Ok(enough())).map(|_| ())
+    }
+
+    /// Until what it gives is dropped, writes are not delayed for the backlog of others, up to a tenth of a second in
+    /// all, which later writes make up for. For a caller who waits for writes that other threads make, as a server does
+    /// before a clone: that wait is then bounded by those writes and not by who wrote before. Where memory, the log or
+    /// the device are full, writes wait all the same.
+    pub fn put_off_delays(&self) -> DelaysPutOff<'_> {
+        self.engine().throttle.put_off()
     }
 
     /// (available, total) bytes: what ordinary writes may still take, and the size of the space for nodes and values.

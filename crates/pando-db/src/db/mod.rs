@@ -29,5 +29,5 @@ pub use api::{
 };
 pub use cursor::{Cursor, PairRef, Snapshot};
 pub use diff::{Change, Diff};
-pub use engine::report::Finding;
+pub use engine::{report::Finding, throttle::DelaysPutOff};
 pub use handle::Db;

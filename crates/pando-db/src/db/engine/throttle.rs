@@ -11,12 +11,17 @@
 //! where they would fill all tables at once and stand still until one is gone.
 //! A writer that has to wait may do some of the flusher's work: then two processors are busy, where one would idle.
 //!
+//! Somebody may wait for writes of others: a clone waits until what the kernel keeps of the files below its source is
+//! written. Meanwhile delays are put off ([`Throttle::put_off`]) until they come to [`MOST_PUT_OFF`] together, and
+//! those who write afterwards make up for them. So the clone does not wait for the backlog, and on the average as much
+//! is written as before.
+//!
 //! Guarantees: no delay below the pressure at which it begins; delays are for bytes, so small writes are
 //! delayed a little; no delay is longer than [`LONGEST`], or [`LONGEST_IF_SLOW`] where flushing is slow, and one step
-//! of that work.
+//! of that work; no more than [`MOST_PUT_OFF`] is ever put off, also where somebody waits all the time.
 
 use std::{
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
@@ -32,6 +37,8 @@ const SHORTEST: Duration = Duration::from_micros(300);
 const LONGEST: Duration = Duration::from_millis(10);
 /// The same where flushing is slow.
 const LONGEST_IF_SLOW: Duration = Duration::from_millis(100);
+/// Delays that may be put off while somebody waits for writes of others.
+const MOST_PUT_OFF: Duration = Duration::from_millis(100);
 /// What a byte takes the flusher where it is slow, in nanoseconds: 1 MB/s.
 const SLOW_NANOS_PER_BYTE: f64 = 1000.0;
 /// Of what a byte takes a slow flusher, the share (1/n) that a byte costs at half the pressure. So tables are
@@ -43,6 +50,8 @@ pub(crate) struct Throttle {
     began: Instant,
     /// When what was let in so far is paid for, in nanoseconds.
     paid_at: AtomicU64,
+    /// How many callers wait for writes of others.
+    waited_for: AtomicUsize,
     /// Since when the flusher works on the table that is next, in nanoseconds.
     at_work_since: AtomicU64,
     /// Nanoseconds and bytes of the tables that were flushed last, older ones with less weight.
@@ -54,6 +63,7 @@ impl Default for Throttle {
         Self {
             began: Instant::now(),
             paid_at: AtomicU64::new(0),
+            waited_for: AtomicUsize::new(0),
             at_work_since: AtomicU64::new(0),
             flushed: Mutex::default(),
         }
@@ -66,7 +76,23 @@ pub(crate) fn pressure(used: u64, from: u64, limit: u64) -> f64 {
     (used.saturating_sub(from) as f64 / way).min(1.0)
 }
 
+/// As long as it lives, delays are put off: see [`Db::put_off_delays`](crate::Db::put_off_delays).
+#[must_use]
+pub struct DelaysPutOff<'a>(&'a Throttle);
+
+impl Drop for DelaysPutOff<'_> {
+    fn drop(&mut self) {
+        self.0.waited_for.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Throttle {
+    /// Somebody waits for writes of others until this is dropped.
+    pub fn put_off(&self) -> DelaysPutOff<'_> {
+        self.waited_for.fetch_add(1, Ordering::Relaxed);
+        DelaysPutOff(self)
+    }
+
     /// The flusher has had nothing to do until now.
     pub fn flusher_rested(&self) {
         self.at_work_since.store(self.began.elapsed().as_nanos() as u64, Ordering::Relaxed);
@@ -116,7 +142,12 @@ impl Throttle {
         let now = now.as_nanos() as u64;
         let pay = |at: u64| Some(at.max(now) + cost);
         let before = self.paid_at.fetch_update(Ordering::Relaxed, Ordering::Relaxed, pay).unwrap_or(now);
-        let delay = Duration::from_nanos(before.max(now) + cost - now).min(longest);
+        let put_off = match self.waited_for.load(Ordering::Relaxed) {
+            0 => Duration::ZERO,
+            _ => MOST_PUT_OFF,
+        };
+        let owed = Duration::from_nanos(before.max(now) + cost - now);
+        let delay = owed.saturating_sub(put_off).min(longest);
         (delay >= SHORTEST).then_some(delay)
     }
 }
@@ -166,6 +197,23 @@ mod tests {
         assert_eq!(delays[0], SHORTEST);
         // The delay has been paid by waiting.
         assert_eq!(throttle.due(1000, 0.5, None, Duration::from_secs(1)), None);
+    }
+
+    #[test]
+    fn delays_are_put_off_while_somebody_waits_and_made_up_for() {
+        let throttle = Throttle::default();
+        let due = || throttle.due(100_000, 0.5, None, Duration::ZERO);
+        let millis = |n| Some(Duration::from_millis(n));
+        // Each costs a millisecond.
+        let (first, second) = (throttle.put_off(), throttle.put_off());
+        assert!((0..100).all(|_| due().is_none()), "a tenth of a second is put off");
+        drop(first);
+        assert_eq!((due(), due()), (millis(1), millis(2)), "and no more than that");
+        drop(second);
+        assert_eq!(due(), Some(LONGEST), "others make up for it, each for a part");
+        // It is paid by the time that passes.
+        assert_eq!(throttle.due(100_000, 0.5, None, Duration::from_millis(101)), millis(3));
+        assert_eq!(throttle.due(10, 0.5, None, Duration::from_millis(300)), None);
     }
 
     #[test]

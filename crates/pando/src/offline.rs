@@ -72,6 +72,13 @@ impl Drop for Entry<'_> {
     }
 }
 
+/// What there is at `path`, if anything is and can be found.
+pub fn kind(fs: &Fs, path: &Path) -> Option<FileKind> {
+    let attr = fs.resolve(path).ok()?;
+    fs.forget(attr.ino, 1);
+    Some(attr.kind)
+}
+
 /// Whether there is nothing at `path`, as far as that is known.
 pub fn is_absent(fs: &Fs, path: &Path) -> bool {
     let found = fs.resolve(path).map(|attr| fs.forget(attr.ino, 1));
@@ -80,11 +87,7 @@ pub fn is_absent(fs: &Fs, path: &Path) -> bool {
 
 /// Error if `dst` ends in a slash and what is to have that name, `src`, is no directory.
 fn may_have_slash(fs: &Fs, src: &Path, dst: &Path) -> Result<()> {
-    let kind = fs.resolve(src).map(|attr| {
-        fs.forget(attr.ino, 1);
-        attr.kind
-    });
-    crate::place::may_have_slash(dst, kind.ok().map(|kind| kind == FileKind::Directory))
+    crate::place::may_have_slash(dst, kind(fs, src).map(|kind| kind == FileKind::Directory))
 }
 
 /// Clones `src` to `dst`.

@@ -79,6 +79,34 @@ fn a_snapshot_is_cloned_without_a_mount() {
     b.ok(&["check", "a.img"]);
 }
 
+/// It went nowhere, although all of it works in a mount.
+#[test]
+fn cp_puts_things_into_directories_without_a_mount() {
+    let b = image();
+    b.ok(&["clone", "a.img:/t/src", "a.img:/d"]);
+    let f1 = b.ok(&["cat", "a.img:/t/src/f1"]);
+    b.ok(&["cp", "-a", "a.img:/t/src/f1", "a.img:/t/src/f2", "a.img:/t/src/deep", "a.img:/t"]);
+    assert_eq!(b.ok(&["cat", "a.img:/t/f1"]), f1);
+    let names = b.ok(&["ls", "a.img:/t"]);
+    assert!(["deep", "f1", "f2"].iter().all(|name| names.lines().any(|line| line == *name)), "{names}");
+    b.fails(&["cp", "-a", "a.img:/t/src/f1", "a.img:/t/src/f2", "a.img:/none"], 1, "not a directory");
+    b.fails(&["cp", "-a", "-t", "a.img:/none", "a.img:/t/src/f1"], 1, "not a directory");
+    // What is there: a file is replaced or left alone, a directory is not merged.
+    b.ok(&["cp", "-a", "-n", "a.img:/t/src/f1", "a.img:/t/f2"]);
+    assert_eq!(b.ok(&["cat", "a.img:/t/f2"]), b.ok(&["cat", "a.img:/t/src/f2"]));
+    let said = b.ok(&["cp", "-av", "a.img:/t/src/f1", "a.img:/t/f2"]);
+    assert_eq!(said, "a.img:/t/src/f1 -> a.img:/t/f2\n");
+    assert_eq!(b.ok(&["cat", "a.img:/t/f2"]), f1);
+    b.fails(&["cp", "-a", "a.img:/t/src/deep", "a.img:/t"], 1, "only in a mounted file system");
+    b.fails(&["cp", "-a", "a.img:/t/src/.", "a.img:/t"], 1, "only in a mounted file system");
+    b.fails(&["cp", "-aT", "a.img:/t/src/f1", "a.img:/t/deep"], 1, "is a directory");
+    b.fails(&["cp", "-aT", "a.img:/t/deep", "a.img:/t/f1"], 1, "is not a directory");
+    // One that fails keeps the others from nothing.
+    b.fails(&["cp", "-a", "a.img:/t/none", "a.img:/t/src/f1", "a.img:/d/deep"], 1, "none");
+    assert_eq!(b.ok(&["cat", "a.img:/d/deep/f1"]), f1);
+    b.ok(&["check", "a.img"]);
+}
+
 /// Names are bytes, on a command line too; JSON, which is text, has their digits.
 #[test]
 fn names_that_are_no_text_are_names() {

@@ -23,6 +23,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use pando_fs::{FileKind, Fs};
 use pando_fuse::tool;
 use rustix::{
     fs::{
@@ -57,6 +58,9 @@ made, and what is in it is copied one by one, down to where directories can be c
 of that is the caller's, it is one clone, and a note says that links were not kept. To find that out,
 all SRC are looked through, if there are several, or one is put into a directory that is there, and
 the file system has hard links at all.
+
+SRC and DST may also be IMAGE:/PATH, in one image that is not mounted. There directories are not
+merged, and links are kept within each SRC only.
 
 Examples: pando cp -a /mnt/grove/project /mnt/grove/experiment
           pando cp -a src/. build/"
@@ -94,11 +98,10 @@ pub fn run(args: &Args) -> Result<()> {
         (None, Some((target, sources))) if !sources.is_empty() => (sources, target),
         _ => bail!("cp: give what to copy, and where to"),
     };
-    if let ([src], Some(_)) = (sources, offline::place(target)) {
-        // In an image nothing is merged: the destination is new.
-        let Some((src, dst)) = offline::pair(src, target)? else { bail!("cp: {}", target.display()) };
-        return offline::with(&src, false, |fs| offline::clone(fs, &src.path, &dst.path, false, &[]))
-            .with_context(|| format!("cp {src} to {}", dst.path.display()));
+    if let Some(place) = offline::place(target) {
+        return offline::with(&place, false, |fs| {
+            Ok(copy_in_image(args, fs, sources, (target, &place.path)))
+        })?;
     }
     let into = !args.no_target_directory && target.is_dir();
     if !into && (sources.len() > 1 || args.target_directory.is_some()) {
@@ -124,6 +127,47 @@ pub fn run(args: &Args) -> Result<()> {
         copier.copy(src, &Goal { shown: dst.clone(), way: dst });
     }
     copier.finish()
+}
+
+/// The same in an image that is not mounted, where directories are not merged.
+fn copy_in_image(args: &Args, fs: &Fs, sources: &[PathBuf], (shown, target): (&Path, &Path)) -> Result<()> {
+    let into = !args.no_target_directory && offline::kind(fs, target) == Some(FileKind::Directory);
+    if !into && (sources.len() > 1 || args.target_directory.is_some()) {
+        bail!("cp: {}: is not a directory", shown.display());
+    }
+    exit::each(sources, |src| {
+        let Some((from, _)) = offline::pair(src, shown)? else { bail!("cp: {}", shown.display()) };
+        let (to, shown) = match (into, own_name(&from.path)) {
+            (true, Some(name)) => (target.join(name), shown.join(name)),
+            (true, None) => bail!(
+                "cp: {}: what is in a directory is merged into another only in a mounted file system",
+                src.display()
+            ),
+            (false, _) => (target.to_owned(), shown.to_owned()),
+        };
+        let is_dir = |path: &Path| offline::kind(fs, path).map(|kind| kind == FileKind::Directory);
+        let replace = match (is_dir(&from.path), is_dir(&to)) {
+            (Some(false), Some(_)) if args.no_clobber => return Ok(()),
+            (Some(false), Some(false)) => from.path != to,
+            (Some(true), Some(true)) => bail!(
+                "cp: {}: is there already; directories are merged only in a mounted file system",
+                shown.display()
+            ),
+            (Some(true), Some(false)) => {
+                bail!("cp: {}: is not a directory, but {} is one", shown.display(), src.display())
+            }
+            (Some(false), Some(true)) => {
+                bail!("cp: {}: is a directory, but {} is none", shown.display(), src.display())
+            }
+            _ => false,
+        };
+        offline::clone(fs, &from.path, &to, replace, &[])
+            .with_context(|| format!("cp {} to {}", src.display(), shown.display()))?;
+        match args.verbose {
+            true => super::print(&format!("{} -> {}\n", src.display(), shown.display())),
+            false => Ok(()),
+        }
+    })
 }
 
 /// The last name of `path`, unless that is `.` or `..`.

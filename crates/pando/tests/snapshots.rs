@@ -103,6 +103,7 @@ fn they_are_listed_kept_renamed_and_deleted() {
     b.ok(&["snapshot", "rename", "m/d", "one", "uno"]);
     assert!(b.path("m/d/.snapshots/uno/f").exists() && !b.path("m/d/.snapshots/one").exists());
     b.ok(&["snapshot", "release", "m/d", "uno"]);
+    b.fails(&["snapshot", "prune", "m/d"], 1, "without a policy");
     b.ok(&["snapshot", "prune", "m/d", "--keep-last", "1", "--dry-run"]);
     assert_eq!(b.sh("ls m/d/.snapshots | wc -l").trim(), "3");
     b.ok(&["snapshot", "prune", "m/d", "--keep-last", "1"]);

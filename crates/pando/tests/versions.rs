@@ -40,6 +40,9 @@ fn a_log_has_the_snapshots_in_which_a_file_changed() {
     b.ok(&["snapshot", "create", "m/p", "s6"]);
     b.sh("ln -sfn there m/p/src/f");
     assert_eq!(log(&b, "m/p/src/f").last().unwrap(), &("M".to_string(), "now".to_string()));
+    b.ok(&["snapshot", "create", "m/p", "s7"]);
+    b.sh("setfattr -h -n trusted.of -v link m/p/src/f");
+    assert_eq!(log(&b, "m/p/src/f").last().unwrap(), &("M".to_string(), "now".to_string()), "an attribute");
     // A directory has changed when something below it has. Times of directories count, as in pando diff.
     let of_dir = log(&b, "m/p/src");
     assert_eq!(of_dir[..2], pairs(&[("+", "s1"), ("M", "s2")]));

@@ -12,6 +12,7 @@ use pando_fuse::tool;
 use serde::Serialize;
 
 use crate::{
+    below::attrs_at,
     cmd::snapshot::{show_age, snapshots_if_allowed},
     place,
     report::VERSION,
@@ -216,7 +217,11 @@ fn differ(before: (&Path, &Metadata), after: (&Path, &Metadata)) -> Result<bool>
         (kind.is_char_device() || kind.is_block_device()).then(|| meta.rdev())
     };
     let target = |path: &Path| fs::read_link(path).ok();
-    Ok(facts(x) != facts(y) || device(x) != device(y) || target(old) != target(new))
+    if facts(x) != facts(y) || device(x) != device(y) || target(old) != target(new) {
+        return Ok(true);
+    }
+    let attrs = |path: &Path| attrs_at(path).with_context(|| format!("{}", path.display()));
+    Ok(attrs(old)? != attrs(new)?)
 }
 
 /// The table: for people in columns, for scripts with tabs.

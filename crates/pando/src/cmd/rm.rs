@@ -12,8 +12,8 @@ use crate::{exit, offline, place};
 #[command(
     after_help = "You need the right to remove PATH, as for rm: to write to its directory, and to own one of the two if
 the directory has the sticky bit. A directory is removed as a whole if it and all directories in it
-are yours or empty, or if you are root. Where others own a part, rm -r removes what you may remove,
-one by one.
+are yours or empty, or if you are root. Where others own a part, nothing is removed; the rm -r of your
+system then removes what you may remove, one by one.
 PATH may also be IMAGE:/PATH, in an image that is not mounted.
 
 Examples: pando rm -r /mnt/grove/experiment

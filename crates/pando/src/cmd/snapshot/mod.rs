@@ -252,6 +252,12 @@ pub fn run(args: &Args) -> Result<()> {
         SnapshotCommand::Prune { dir, keep, min_free, dry_run } => {
             let all = snapshots(dir)?;
             let policy = SnapshotPolicy::from(keep);
+            if policy == SnapshotPolicy::default() && min_free.is_none() {
+                bail!(
+                    "{}: nothing is deleted without a policy; give one, like --keep-last 10",
+                    dir.display()
+                );
+            }
             let gone = policy.expired(Time::now(), &all);
             let gone: Vec<_> = all.iter().filter(|info| gone.contains(&info.number)).collect();
             delete(dir, &gone, *dry_run)?;

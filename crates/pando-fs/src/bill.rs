@@ -13,12 +13,13 @@ use smallvec::SmallVec;
 use crate::{
     account::AccountChange,
     error::{Error, Result},
+    format::FEATURE_ACCOUNTS,
     inode::{InodeRef, Link},
     ledger::{SharedTurn, SoleTurn},
     merge::Change,
     path,
     place::{At, DirAt},
-    volume::{ACCOUNTS, Fs},
+    volume::Fs,
 };
 
 /// An account, and what is added to it.
@@ -167,7 +168,7 @@ impl Line {
 impl Fs {
     /// Whether there is, or was, any account. No I/O.
     pub(crate) fn has_accounts(&self) -> bool {
-        self.has_feature(ACCOUNTS)
+        self.has_feature(FEATURE_ACCOUNTS)
     }
 
     /// The accounts around the entries of a directory: its own, and those of all above it.
@@ -223,7 +224,7 @@ impl Fs {
     pub(crate) fn reserve(&self, batch: &mut Batch, bill: Bill) -> Result<Reserved<'_>> {
         for line in bill.lines.iter().filter(|line| line.is_stale()) {
             self.ledger.wants(&line.dir);
-            self.recount_soon();
+            self.count_trees_soon();
         }
         if bill.lines.iter().all(|line| line.bytes == 0 && !line.guessed) {
             return Ok(Reserved::default());
@@ -262,7 +263,7 @@ impl Fs {
             if line.guessed {
                 self.ledger.mark();
                 self.ledger.wants(&line.dir);
-                self.recount_soon();
+                self.count_trees_soon();
             }
             let account = line.guessed.then_some(AccountChange::Stale(true));
             let change = Change { billed: line.bytes, account, ..Change::default() };

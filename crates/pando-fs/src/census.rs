@@ -7,10 +7,10 @@
 //! file, beside all others, and removes what has no name; then the marks that it found. Broken off anywhere, it is
 //! simply made again. Guarantees that it holds no lock over more than one file or a bounded step.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Weak, time::Duration};
 
 use bytes::Bytes;
-use pando_db::{Batch, Snapshot, waiting};
+use pando_db::{Batch, waiting};
 
 use crate::{
     counting::{Counting, CountingTurn, Watcher},
@@ -24,7 +24,8 @@ use crate::{
     record::{Record, Stored},
     sums::record_bytes,
     types::{Ino, ROOT, Time},
-    volume::Fs,
+    uncounted::marks,
+    volume::{Fs, Inner},
 };
 
 /// Up to so many names that went with a tree are subtracted by the call itself.
@@ -58,24 +59,6 @@ pub(crate) fn overtakes(e: &pando_db::Error) -> bool {
 }
 
 impl Fs {
-    /// Adds a mark that the names in a lineage have to be counted, whose root has this contents prefix then.
-    pub(crate) fn mark_uncounted(&self, batch: &mut Batch, contents: &[u8]) -> Result<u64> {
-        let number = self.fresh_clone()?;
-        batch.put(path::meta(&path::uncounted(contents, number)), Stored::UNCOUNTED);
-        batch.put(system::to_count(number), contents.to_vec());
-        Ok(number)
-    }
-
-    /// Adds to a batch that moves or copies a directory that marks are to be looked for, if there may be any in it:
-    /// what is said of where they are is not true of what is moved or copied. One cursor step, if there ever was a
-    /// linked file.
-    pub(crate) fn find_marks_later(&self, batch: &mut Batch, now: Time) -> Result<()> {
-        if self.has_links() && self.db.prefix(&system::all_to_count()).next().transpose()?.is_some() {
-            batch.put(system::marks_to_find(), now.encode());
-        }
-        Ok(())
-    }
-
     /// Counts in all lineages that have marks. A scan of all records.
     fn count_marked(&self, gently: bool) -> Result<()> {
         let view = self.db.snapshot();
@@ -194,7 +177,7 @@ impl Fs {
         let LostNames { root, number, lost } = names;
         let Some((lost, turn)) = lost else {
             self.counting.wants(root);
-            self.count_in_background();
+            self.count_names_soon();
             return;
         };
         let now = self.now();
@@ -213,7 +196,7 @@ impl Fs {
             self.counting.wants(root);
         }
         if !counted || self.counting.tells_again() {
-            self.count_in_background();
+            self.count_names_soon();
         }
     }
 
@@ -258,7 +241,7 @@ impl Fs {
         drop((own, at));
         // Whoever looks it up from now on is given the new count.
         if inode.peek(|s| s.lookups > 0) {
-            self.counting.tell(inode.ino, self.background);
+            self.counting.tell(inode.ino, self.workers.is_some());
         }
         Ok(())
     }
@@ -415,7 +398,7 @@ impl Fs {
     pub fn count_links(&self) -> Result<()> {
         let counted = self.count_all(false);
         if self.counting.tells_again() {
-            self.count_in_background();
+            self.count_names_soon();
         }
         counted
     }
@@ -469,23 +452,15 @@ impl Fs {
         }
     }
 
-    /// Has names counted in the background, soon.
-    pub(crate) fn count_in_background(&self) {
-        if !self.background || self.is_read_only() || !self.counting.wake() || !self.counting.started() {
-            return;
-        }
-        let (weak, counting) = (self.downgrade(), self.counting.clone());
-        let work = move || {
-            while counting.has_work() {
-                counting.pause(BEGIN_AFTER);
-                if let Some(fs) = Fs::upgraded(&weak) {
-                    // What fails stays marked, and is done when it is looked at again, or after the next mount.
-                    let _failed = fs.count_all(true);
-                }
+    /// What the background thread for names runs.
+    pub(crate) fn count_names_in_background(weak: Weak<Inner>) {
+        let Some(counting) = Fs::upgraded(&weak).map(|fs| fs.counting.clone()) else { return };
+        while counting.has_work() {
+            counting.pause(BEGIN_AFTER);
+            if let Some(fs) = Fs::upgraded(&weak) {
+                // What fails stays marked, and is done when it is looked at again, or after the next mount.
+                let _failed = fs.count_all(true);
             }
-        };
-        if std::thread::Builder::new().name("pando-links".into()).spawn(work).is_err() {
-            self.counting.ended();
         }
     }
 
@@ -495,15 +470,4 @@ impl Fs {
         let watcher: Watcher = Box::new(watcher);
         self.counting.watch(watcher);
     }
-}
-
-/// The marks in a lineage.
-fn marks(view: &Snapshot, contents: &[u8]) -> Result<Vec<u64>> {
-    let prefix = path::meta(&path::all_uncounted(contents));
-    let mut numbers = Vec::new();
-    let mut found = view.prefix(&prefix);
-    while let Some((key, _)) = found.next_ref()? {
-        numbers.extend(path::link_id_of(&prefix, key));
-    }
-    Ok(numbers)
 }

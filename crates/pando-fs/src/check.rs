@@ -23,6 +23,7 @@ use crate::{
     error::{Error, Result},
     family::{Family, decode_snapshot},
     forks::Fork,
+    format::FEATURE_ACCOUNTS,
     key_text::{describe_key, describe_path},
     limits::BLOCK_SIZE,
     lineage::{
@@ -36,7 +37,7 @@ use crate::{
     snapshotted::decode_source,
     sums::wrong_accounts,
     types::{FileKind, ROOT},
-    volume::{ACCOUNTS, Fs},
+    volume::Fs,
 };
 
 /// What a check found.
@@ -271,7 +272,7 @@ impl Fs {
                 problem(&mut report, format!("file number {:#x}: of two entries of a clone", a.1));
             }
         }
-        if self.has_feature(ACCOUNTS) {
+        if self.has_feature(FEATURE_ACCOUNTS) {
             // Where a record cannot be decoded, which was told, there is no sum.
             match wrong_accounts(&view, |text| problem(&mut report, text)) {
                 Err(e @ Error::Damaged { .. }) => {

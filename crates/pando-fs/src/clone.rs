@@ -15,6 +15,7 @@ use crate::{
     census::LostNames,
     error::{Error, Result, show},
     exclude::{outermost, relative},
+    format::FEATURE_FORKS,
     inode::{InodeRef, Link},
     lock::{self, Obstacle, attempt_shared},
     merge::Change,
@@ -26,7 +27,7 @@ use crate::{
     rights::Rights,
     staying::Staying,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
-    volume::{FORKS, Fs},
+    volume::Fs,
 };
 
 /// What is to be cloned.
@@ -250,7 +251,7 @@ impl Fs {
             if track {
                 source.must_be_dir()?;
                 may_change(&source, true)?; // what is in a snapshot has no place that a merge could lead back to
-                self.need_feature(FORKS)?;
+                self.need_feature(FEATURE_FORKS)?;
             }
             let target = self.child(end.at, to)?;
             let refuse = |text: String| Err(Obstacle::from(Error::Invalid(text)));
@@ -411,7 +412,7 @@ impl Fs {
                 self.removed_all(removal);
             }
             if counts_names {
-                self.count_in_background();
+                self.count_names_soon();
             }
             let report = CloneReport {
                 replaced: target.iter().map(|t| t.ino).collect(),

@@ -11,11 +11,12 @@ use pando_db::Batch;
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_FORKS,
     path::{self, system},
     record::{Record, get_time, put_time},
     staying::Staying,
     types::Time,
-    volume::{FORKS, Fs},
+    volume::Fs,
 };
 
 /// Version of the record of a fork.
@@ -67,7 +68,7 @@ pub(crate) fn damaged(detail: &'static str) -> Error {
 impl Fs {
     /// Whether there is, or was, any fork. No I/O.
     pub(crate) fn has_forks(&self) -> bool {
-        self.has_feature(FORKS)
+        self.has_feature(FEATURE_FORKS)
     }
 
     /// The fork whose directory has this contents prefix. One point query, if there ever was a fork.

@@ -11,10 +11,11 @@ use pando_db::Batch;
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_POLICIES,
     path::system,
     staying::Staying,
     types::SnapshotPolicy,
-    volume::{Fs, POLICIES},
+    volume::Fs,
 };
 
 /// Most policies that a file system has, a count: whoever carries them out looks at all of them.
@@ -120,7 +121,7 @@ pub(crate) fn damaged(detail: &'static str) -> Error {
 impl Fs {
     /// Whether some directory has, or had, a policy. No I/O.
     pub(crate) fn has_policies(&self) -> bool {
-        self.has_feature(POLICIES)
+        self.has_feature(FEATURE_POLICIES)
     }
 
     /// The policy of the directory with this contents prefix, and who has set it. One point query.

@@ -13,6 +13,7 @@ use pando_db::Batch;
 use crate::{
     data::without_set_id,
     error::{Error, Result},
+    format::FEATURE_TREE_CHANGES,
     inode::{InodeRef, Link},
     lock::{Attempts, Guard, Obstacle},
     merge::Change,
@@ -21,7 +22,7 @@ use crate::{
     place::{DirAt, may_change},
     record::Stored,
     types::{FileKind, Ino, SetTime, Time},
-    volume::{Fs, TREE_CHANGES},
+    volume::Fs,
 };
 
 /// Most files outside of the tree with a name in it that one call changes, a count: each is an operation of its batch.
@@ -118,7 +119,7 @@ impl Fs {
         let top = self.dir(top)?;
         may_change(&top, true)?;
         change.of_record(Time::default())?;
-        self.need_feature(TREE_CHANGES)?;
+        self.need_feature(FEATURE_TREE_CHANGES)?;
         let mut lineage = false;
         loop {
             let done = self.with_attempts(|tries| {

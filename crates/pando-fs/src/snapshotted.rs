@@ -9,10 +9,11 @@ use pando_db::Batch;
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_SNAPSHOTTED,
     path::system,
     staying::Staying,
     types::Ino,
-    volume::{Fs, SNAPSHOTTED},
+    volume::Fs,
 };
 
 /// The inode number that the key of a place has as its value.
@@ -25,7 +26,7 @@ pub(crate) fn decode_source(value: &[u8]) -> Result<Ino> {
 impl Fs {
     /// Whether some directory has, or had, snapshots, and its place says so. No I/O.
     fn has_snapshotted(&self) -> bool {
-        self.has_feature(SNAPSHOTTED)
+        self.has_feature(FEATURE_SNAPSHOTTED)
     }
 
     /// Adds that the directory with this number and contents prefix has snapshots, unless it is known. One point query.

@@ -14,13 +14,14 @@ use crate::{
     acl::{self, Acl},
     attrs::{self, Attrs, Bucket},
     error::{Error, Result, show},
+    format::FEATURE_EXTENDED_ATTRIBUTES,
     inode::InodeRef,
     merge::{self, Change},
     path,
     place::{At, DirAt},
     record::Record,
     types::{Caller, FileKind, Ino},
-    volume::{EXTENDED_ATTRIBUTES, Fs},
+    volume::Fs,
 };
 
 /// Flag bit of [`Fs::set_xattr`]: fail with EEXIST if the attribute exists.
@@ -115,7 +116,7 @@ impl Fs {
 
     /// Whether an extended attribute was ever set in this store. No I/O.
     pub fn has_attributes(&self) -> bool {
-        self.has_feature(EXTENDED_ATTRIBUTES)
+        self.has_feature(FEATURE_EXTENDED_ATTRIBUTES)
     }
 
     /// The value of an extended attribute; ENODATA if there is none.
@@ -294,7 +295,7 @@ impl Fs {
         flags: i32,
     ) -> Result<()> {
         if value.is_some() {
-            self.need_feature(EXTENDED_ATTRIBUTES)?;
+            self.need_feature(FEATURE_EXTENDED_ATTRIBUTES)?;
         }
         let at = self.hold(inode, true).inspect_err(|e| self.came_late(inode, e))?;
         let (attrs, perm, gid) = inode.peek(|s| (s.record.attrs.clone(), s.record.perm, s.record.gid));

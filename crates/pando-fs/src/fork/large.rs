@@ -23,11 +23,12 @@ use crate::{
         told::MergeReport,
         works::{BEFORE, MERGED, WAITING, Works},
     },
+    format::FEATURE_WORKS,
     inode::InodeRef,
     path::{self, system},
     record::Record,
     types::CloneReport,
-    volume::{Fs, WORKS},
+    volume::Fs,
 };
 
 /// How often such a merge begins, a count.
@@ -83,7 +84,7 @@ impl Fs {
         (fork, into): (&InodeRef, &InodeRef),
         mut planned: Option<Planned>,
     ) -> Result<(MergeReport, CloneReport)> {
-        self.need_feature(WORKS)?;
+        self.need_feature(FEATURE_WORKS)?;
         for _ in 0..BEGINNINGS {
             let works = Works { work: self.fresh_volume()?, next: self.fresh_volume()? };
             let done = self.merge_beside(who, (fork, into), planned.take(), works);
@@ -226,7 +227,7 @@ impl Fs {
                 Looked::Clash => return Ok(None),
                 Looked::Done(report, counts) => {
                     if counts {
-                        self.count_in_background();
+                        self.count_names_soon();
                     }
                     return Ok(Some((MergeReport { changes: plan.told, merged: true }, report)));
                 }

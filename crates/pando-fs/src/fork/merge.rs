@@ -273,7 +273,7 @@ impl Fs {
                 Held::Large => return self.merge_large(who, (fork, into), planned),
                 Held::Done(told, report, counts) => {
                     if counts {
-                        self.count_in_background();
+                        self.count_names_soon();
                     }
                     return Ok((told, report));
                 }

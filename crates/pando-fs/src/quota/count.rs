@@ -4,7 +4,7 @@
 //! store says is enough to put it right later, by a blind change. Guarantees that an account which is not stale, and
 //! lies below none that is, says what is there. Nothing is held during a scan. Uses places, names, bills and sums.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Weak, time::Duration};
 
 use bytes::Bytes;
 
@@ -21,7 +21,7 @@ use crate::{
     record::Record,
     sums::{Counted, sums},
     types::Ino,
-    volume::Fs,
+    volume::{Fs, Inner},
 };
 
 /// How often a tree is counted again because something in it became stale meanwhile, a count.
@@ -299,25 +299,16 @@ impl Fs {
         Ok(())
     }
 
-    /// Has stale accounts that somebody met counted in the background.
-    pub(crate) fn recount_soon(&self) {
-        if !self.background || self.is_read_only() || !self.ledger.start() {
-            return;
-        }
-        let weak = self.downgrade();
-        let work = move || {
-            loop {
-                std::thread::sleep(BEGIN_AFTER);
-                let Some(fs) = Fs::upgraded(&weak) else { return };
-                // What fails stays stale, and is counted when something below it changes.
-                let _failed = fs.count_waiting(true);
-                if !fs.ledger.goes_on() {
-                    return;
-                }
+    /// What the background thread for quotas runs.
+    pub(crate) fn count_trees_in_background(weak: Weak<Inner>) {
+        loop {
+            std::thread::sleep(BEGIN_AFTER);
+            let Some(fs) = Fs::upgraded(&weak) else { return };
+            // What fails stays stale, and is counted when something below it changes.
+            let _failed = fs.count_waiting(true);
+            if !fs.ledger.goes_on() {
+                return;
             }
-        };
-        if std::thread::Builder::new().name("pando-quota".into()).spawn(work).is_err() {
-            self.ledger.ended();
         }
     }
 
@@ -363,7 +354,7 @@ impl Fs {
     pub(crate) fn recount_later(&self, dir: &InodeRef) {
         if self.has_accounts() && !self.is_read_only() {
             self.ledger.wants(dir);
-            self.recount_soon();
+            self.count_trees_soon();
         }
     }
 }

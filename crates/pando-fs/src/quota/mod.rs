@@ -14,13 +14,14 @@ use pando_db::Batch;
 use crate::{
     account::{Account, AccountChange},
     error::{Error, Result},
+    format::FEATURE_ACCOUNTS,
     inode::InodeRef,
     merge::Change,
     path,
     place::may_change,
     record::Stored,
     types::{Ino, StatFs},
-    volume::{ACCOUNTS, Fs},
+    volume::Fs,
 };
 
 /// A directory with a quota.
@@ -60,7 +61,7 @@ impl Fs {
         if limit.is_none() && dir.peek(|s| s.record.account.is_none()) {
             return Ok(());
         }
-        self.need_feature(ACCOUNTS)?;
+        self.need_feature(FEATURE_ACCOUNTS)?;
         if limit.is_some() {
             self.become_root(&dir)?;
         }

@@ -10,12 +10,13 @@ use bytes::Bytes;
 
 use crate::{
     error::{Error, Result},
+    format::{FEATURE_POLICIES, FEATURE_SNAPSHOTS},
     key_text::directory_path,
     path::system,
     policies::{MAX_POLICIES, PolicyInfo, StoredPolicy},
     rights::Rights,
     types::{Authority, Caller, CloneReport, Ino, NewSnapshot, SnapshotInfo, SnapshotPolicy, StatFs, Time},
-    volume::{self, Fs},
+    volume::Fs,
 };
 
 /// The number of the error that says that the store is full.
@@ -115,7 +116,7 @@ impl Fs {
         if owner != Some(uid) {
             self.may_have_one_more(uid, owner.is_none())?;
         }
-        self.need_feature(volume::POLICIES | volume::SNAPSHOTS)?;
+        self.need_feature(FEATURE_POLICIES | FEATURE_SNAPSHOTS)?;
         self.db.put(system::policy(&at.contents), policy.encode(uid))?;
         Ok(())
     }

@@ -14,6 +14,7 @@ use crate::{
     census::overtakes,
     error::{Error, Result, show},
     family::{Family, SNAPSHOTS, damaged, decode_snapshot, encode_snapshot},
+    format::{FEATURE_POLICIES, FEATURE_RECEIVED, FEATURE_SNAPSHOTS, FEATURE_SNAPSHOTTED},
     inode::{InodeRef, Link},
     lineage::number::{lineage_of, number as inode_number},
     lock,
@@ -22,7 +23,7 @@ use crate::{
     record::Record,
     rights::Rights,
     types::{Authority, CloneReport, Ino, NewSnapshot, RECEIVING, ROOT, SnapshotInfo, Time},
-    volume::{self, Fs},
+    volume::Fs,
 };
 
 pub(crate) mod automatic;
@@ -183,9 +184,9 @@ impl Fs {
     }
 
     fn need_features_of(&self, new: &NewSnapshot) -> Result<()> {
-        let received = if new.received.is_some() { volume::RECEIVED } else { 0 };
-        let automatic = if new.automatic { volume::POLICIES } else { 0 };
-        self.need_feature(volume::SNAPSHOTS | volume::SNAPSHOTTED | received | automatic)
+        let received = if new.received.is_some() { FEATURE_RECEIVED } else { 0 };
+        let automatic = if new.automatic { FEATURE_POLICIES } else { 0 };
+        self.need_feature(FEATURE_SNAPSHOTS | FEATURE_SNAPSHOTTED | received | automatic)
     }
 
     /// The family of a directory; one that is not stored yet if it has none. The caller keeps others from making one.

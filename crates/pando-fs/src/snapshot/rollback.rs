@@ -16,6 +16,7 @@ use crate::{
     bill::{Bill, Taken},
     error::{Error, Result, show},
     family::Family,
+    format::FEATURE_SNAPSHOTTED,
     inode::Link,
     lock::{Obstacle, attempt_shared},
     merge::Change,
@@ -26,7 +27,7 @@ use crate::{
     rights::Rights,
     snapshot::{Snapshotted, below::TwoStates, no_snapshot},
     types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo},
-    volume::{self, Fs},
+    volume::Fs,
 };
 
 /// Adds the copies of all that is in a snapshot to the directory with this entry and contents prefix.
@@ -57,7 +58,7 @@ impl Fs {
         discard: bool,
     ) -> Result<(CloneReport, Option<SnapshotInfo>)> {
         self.writable()?;
-        self.need_feature(volume::SNAPSHOTTED)?;
+        self.need_feature(FEATURE_SNAPSHOTTED)?;
         let rights = Rights::from(by);
         let dir = self.dir(source)?;
         if source == ROOT {
@@ -158,7 +159,7 @@ impl Fs {
             ))
         })?;
         if counts {
-            self.count_in_background();
+            self.count_names_soon();
         }
         if let Some(names) = removal.names {
             self.count_lost(names);
@@ -235,7 +236,7 @@ impl Fs {
             Ok(CloneReport { entries, micros: start.elapsed().as_micros() as u64, ..CloneReport::default() })
         })?;
         if counts {
-            self.count_in_background();
+            self.count_names_soon();
         }
         Ok(report)
     }

@@ -15,7 +15,7 @@ use crate::{
     error::Result,
     fork::{
         follow::{in_dir, upwards},
-        plan::Planner,
+        planner::Planner,
         step::{Dirs, Plan, Spots, Step, kind},
         told::{MergeChange, MergeConflict, MergeKind},
     },

@@ -16,7 +16,7 @@ use crate::{
     error::Result,
     fork::{
         follow::{in_dir, upwards},
-        plan::Planner,
+        planner::Planner,
         step::{Occupant, Spots, differ, kind, meant},
         told::MergeConflict,
     },
@@ -66,19 +66,6 @@ impl Planner<'_> {
             }
         }
         Ok(false)
-    }
-
-    /// Whether what was deleted here comes back with a directory that the fork has moved, perhaps with other content.
-    pub(crate) fn comes_back(&mut self, id: Identity, entry: &[u8]) -> Result<bool> {
-        if !self.follow.has_aside_there() {
-            return Ok(false);
-        }
-        let dir = self.follow.ever_dir(self.trees, path::directory_of(entry))?;
-        let place = in_dir(&dir, entry);
-        match self.trees.theirs.value(&place)? {
-            Some(value) => Ok(kind(&place, &value)? == id.1),
-            None => Ok(false),
-        }
     }
 
     fn is_there(&self, entry: &[u8], id: Identity) -> Result<bool> {

@@ -8,7 +8,6 @@
 use std::cmp::Reverse;
 
 use bytes::Bytes;
-use pando_db::Batch;
 
 use crate::{
     diff::side::contents_of,
@@ -16,14 +15,13 @@ use crate::{
     fork::{
         apply::Apply,
         arrange::Moved,
-        fits::{depth, prefixes},
+        fits::{depth, link_clones, name_of, prefixes},
         follow::in_dir,
-        hidden::write_in_parts,
         step::Step,
     },
     inode::{InodeRef, Link},
     merge::Change,
-    path::{self, system},
+    path::{self},
     record::{Record, Stored},
     types::FileKind,
 };
@@ -70,20 +68,6 @@ impl Coming<'_> {
 }
 
 impl Apply<'_> {
-    /// Writes what is in the batch if that is much, and nobody can see it.
-    pub(crate) fn flush(&mut self) -> Result<()> {
-        match &self.hidden {
-            Some(hidden) if self.batch.len() >= hidden.limit => self.flush_all(),
-            _ => Ok(()),
-        }
-    }
-
-    /// The same, however much that is.
-    pub(crate) fn flush_all(&mut self) -> Result<()> {
-        let batch = std::mem::replace(&mut self.batch, Batch::new());
-        write_in_parts(self.fs, batch)
-    }
-
     /// Adds removals, moves and what is taken to the batch.
     pub(crate) fn carry(&mut self, steps: &[Step]) -> Result<()> {
         let moved = Moved::of(steps);
@@ -170,14 +154,6 @@ impl Apply<'_> {
             pairs.extend(self.fs.moves_kept_by_place(&place(moving.from), &place(&moving.to))?);
         }
         Ok(pairs)
-    }
-
-    /// Where the keys of one prefix of something wait.
-    pub(crate) fn aside(&self, number: u32, slot: u8) -> Bytes {
-        match &self.hidden {
-            Some(hidden) => hidden.aside(number, slot),
-            None => system::aside(number, slot),
-        }
     }
 
     fn leave(&mut self, moving: &Moving<'_>) -> Result<()> {
@@ -274,5 +250,48 @@ impl Apply<'_> {
                 return Ok(inode);
             }
         }
+    }
+
+    /// Takes what the fork has at `entry` to where the place will be, from the top.
+    fn take(&mut self, entry: &[u8], to: &[u8], without: &[Vec<u8>]) -> Result<()> {
+        let inside = to;
+        let Some(value) = self.trees.theirs.value(entry)? else { return Ok(()) };
+        let found = self.trees.theirs.found(entry, &value)?;
+        let dir = self.trees.ours.place(path::directory_of(to));
+        let place = path::new_entry(&dir, name_of(to))?;
+        let mut record = Record { pin: None, nlink: 1, ctime: self.now, crtime: self.now, ..found.record };
+        if record.kind == FileKind::Directory {
+            let root_of_its_own = record.clone_id != 0;
+            record.clone_id = self.fs.fresh_clone()?;
+            if self.hidden.is_none() {
+                self.fs.find_marks_later(&mut self.batch, self.now)?;
+            }
+            let (from, to) =
+                (self.trees.theirs.place(&contents_of(entry)), self.trees.ours.place(&contents_of(to)));
+            self.batch.clone_prefix(path::meta(&from), path::meta(&to));
+            self.batch.clone_prefix(path::data(&from), path::data(&to));
+            if self.fs.has_links() && !root_of_its_own {
+                self.take_links(entry, &from, &to)?;
+            }
+        } else {
+            record.fileno = self.fs.fresh_file()?;
+        }
+        if record.has_data() {
+            self.batch.clone_prefix(found.data, path::data(&place));
+        }
+        self.batch.put(path::meta(&place), record.encode());
+        without.iter().try_for_each(|left| self.leave_out(&contents_of(entry), &contents_of(inside), left))
+    }
+
+    /// Takes the link area along that a directory of the fork uses, and the names that are in the directory.
+    fn take_links(&mut self, entry: &[u8], from: &[u8], to: &[u8]) -> Result<()> {
+        let clones = link_clones(self.trees, entry, from, to)?;
+        if clones.is_empty() {
+            return Ok(());
+        }
+        for (from, to) in clones {
+            self.batch.clone_prefix(from, to);
+        }
+        self.uncount(to.to_vec())
     }
 }

@@ -20,7 +20,7 @@ use crate::{
         follow::in_dir,
         hidden::Hidden,
         landing::Landing,
-        merge::Places,
+        places::Places,
         replay::overlay,
         step::{Step, Trees},
         works::{BEFORE, MERGED, Works},

@@ -16,7 +16,7 @@ use crate::{
         exchange::Exchange,
         hidden::{Hidden, write_in_parts},
         landing::Landing,
-        merge::{Places, Planned, stays},
+        places::{Places, Planned, stays},
         replay::{Replay, Replayed},
         step::{Step, Trees},
         text::TextBudget,

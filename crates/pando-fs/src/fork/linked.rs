@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     fork::{
         follow::upwards,
-        plan::Planner,
+        planner::Planner,
         step::{Step, differ},
     },
     path,

@@ -2,13 +2,16 @@
 //!
 //! See `forks` for what is stored, and `docs/versions.md`.
 
+mod allowed;
 mod apply;
 mod arrange;
 mod aside;
+mod aspects;
 mod bounds;
 mod brought;
 mod carried;
 mod carry;
+mod change;
 mod exchange;
 mod fits;
 mod follow;
@@ -18,11 +21,15 @@ mod landing;
 mod large;
 mod linked;
 mod merge;
+mod perform;
+mod places;
 mod plan;
+mod planner;
 mod replay;
 mod step;
 mod text;
 mod told;
+mod unchanged;
 mod watched;
 mod works;
 

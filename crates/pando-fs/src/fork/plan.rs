@@ -5,75 +5,28 @@
 //! has is taken as a whole. Guarantees that nothing is planned for a place at which both sides changed the same thing
 //! differently, unless a side is preferred. Changes nothing. Uses sides, streams and comparisons of `diff`.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
-
 use bytes::Bytes;
 
 use crate::{
     diff::{
         change::Aspects,
         links::LinkScan,
-        side::{DirPair, Found, Identity, contents_of, identity},
+        side::{DirPair, Identity, contents_of, identity},
         stream::{DiffStream, Spot},
     },
     error::Result,
     fork::{
-        bounds::Merging,
+        aspects::CONTENT,
         follow::{Follow, in_dir, upwards},
-        step::{Dirs, Occupant, Plan, Spots, Step, Told, Trees, differ, kind, meant},
-        text::{MergedText, TextBudget},
+        planner::Planner,
+        step::{Dirs, Occupant, Plan, Spots, differ, kind, meant},
         told::{MergeConflict, MergeKind},
     },
     path,
     types::FileKind,
 };
 
-/// What is content of a file.
-const CONTENT: Aspects = Aspects(Aspects::CONTENT.0 | Aspects::SIZE.0);
-
-/// What of a file is merged on its own.
-const GROUPS: [Aspects; 6] =
-    [CONTENT, Aspects::MODE, Aspects::OWNER, Aspects::TARGET, Aspects::DEVICE, Aspects::XATTRS];
-
-/// Steps, by their place in the plan, that change attributes of a file with several names; by its data prefix.
-pub(crate) type LinkedSteps = BTreeMap<Bytes, Vec<usize>>;
-
-pub(crate) struct Planner<'a> {
-    pub trees: &'a mut Trees,
-    pub who: Merging<'a>,
-    /// Contents prefix of the fork: nothing around it is removed.
-    pub fork: Vec<u8>,
-    /// Contents prefix of what it is merged into, which need not be that of the tree that stands for it here.
-    pub into: Vec<u8>,
-    /// Whether there may be files with several names.
-    pub links: bool,
-    pub steps: Vec<Step>,
-    pub told: Vec<Told>,
-    pub follow: Follow,
-    /// Renames that cannot be made here as such.
-    pub undone: HashSet<Identity>,
-    /// Directories that are still to be merged.
-    pub jobs: VecDeque<Dirs>,
-    /// What is settled in `linked`.
-    pub linked: LinkedSteps,
-    /// Directories of the origin that are missing here, as has been told.
-    pub missed: HashSet<Vec<u8>>,
-    text: TextBudget,
-}
-
-impl<'a> Planner<'a> {
-    pub(crate) fn new(
-        trees: &'a mut Trees,
-        who: Merging<'a>,
-        text: TextBudget,
-        (fork, into): (Vec<u8>, Vec<u8>),
-        links: bool,
-    ) -> Self {
-        let (linked, missed, undone) = (LinkedSteps::new(), HashSet::new(), HashSet::new());
-        let (steps, told, jobs, follow) = (Vec::new(), Vec::new(), VecDeque::new(), Follow::default());
-        Self { trees, who, fork, into, links, steps, told, follow, undone, jobs, linked, missed, text }
-    }
-
+impl Planner<'_> {
     /// The plan. Costs what a difference of the origin and the fork costs, and one of the records alone of the origin
     /// and this side.
     pub(crate) fn plan(mut self) -> Result<Plan> {
@@ -395,88 +348,5 @@ impl<'a> Planner<'a> {
             true => self.replace(&spots, theirs),
             false => Ok(()),
         }
-    }
-
-    /// Merges what is of one kind on all sides, aspect by aspect.
-    pub(crate) fn merge_found(
-        &mut self,
-        spots: &Spots,
-        base: Option<&Found>,
-        theirs: &Found,
-        ours: &Found,
-    ) -> Result<()> {
-        let trees = &*self.trees;
-        let apart = differ(&trees.theirs, theirs, &trees.ours, ours)?;
-        let (there, here) = match base {
-            Some(base) => {
-                let there = differ(&trees.base, base, &trees.theirs, theirs)?;
-                match there.is_empty() {
-                    true => return Ok(()),
-                    false => (there, differ(&trees.base, base, &trees.ours, ours)?),
-                }
-            }
-            None => (apart, apart),
-        };
-        let (mut take, mut clash) = (Aspects::default(), Aspects::default());
-        for group in GROUPS {
-            let has = |aspects: Aspects| aspects.0 & group.0 != 0;
-            if has(there) && has(apart) {
-                let to = if has(here) { &mut clash } else { &mut take };
-                to.0 |= group.0;
-            }
-        }
-        if take.is_empty() && clash.is_empty() {
-            return Ok(());
-        }
-        let mut lines = None;
-        if let Some(base) = base
-            && clash.contains(Aspects::CONTENT)
-        {
-            lines = self.lines(base, theirs, ours)?;
-        }
-        if lines.is_some() {
-            clash.0 &= !CONTENT.0;
-        }
-        if !clash.is_empty() {
-            if self.conflict(spots, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
-                take.0 |= clash.0;
-            }
-        } else {
-            let (kind, content) = match &lines {
-                None => (MergeKind::Modified, 0),
-                Some(text) if text.marked => (MergeKind::Marked, CONTENT.0),
-                Some(_) => (MergeKind::Lines, CONTENT.0),
-            };
-            self.tell(spots, kind, Aspects((take.0 | content) & there.0))?;
-        }
-        if take.is_empty() && lines.is_none() {
-            return Ok(());
-        }
-        self.owned(&spots.ours, ours.record.uid)?;
-        self.owned(&spots.ours, theirs.record.uid)?;
-        let (from, to, aspects) = (spots.theirs.clone(), spots.ours.clone(), take);
-        if let Some(text) = lines {
-            self.add_step(Step::Write { from, to, aspects, text: text.bytes })?;
-            return Ok(());
-        }
-        let step = Step::Change { from, to, aspects, alone: false };
-        let is_linked = ours.record.kind != FileKind::Directory
-            && ours.data != path::data(&self.trees.ours.place(&spots.ours));
-        if is_linked && !step.makes_file() {
-            self.linked.entry(ours.data.clone()).or_default().push(self.steps.len());
-        }
-        self.add_step(step)
-    }
-
-    /// The lines of both sides, if they are wanted and can be had; with markers only if no side is preferred.
-    fn lines(&mut self, base: &Found, theirs: &Found, ours: &Found) -> Result<Option<MergedText>> {
-        // The merged file shows its user lines of all three versions, and the origin may have another owner.
-        let may_read = |found: &Found| self.who.owner.is_none_or(|owner| owner == found.record.uid);
-        if !self.who.options.text || ![base, theirs, ours].into_iter().all(may_read) {
-            return Ok(None);
-        }
-        let t = &*self.trees;
-        let merged = self.text.merge_lines((&t.base, base), (&t.theirs, theirs), (&t.ours, ours))?;
-        Ok(merged.filter(|text| !text.marked || self.who.options.prefer.is_none()))
     }
 }

@@ -20,7 +20,6 @@ use crate::{
     automatic::{NextRound, Synced},
     coherence::MountState,
     diffs, mountinfo,
-    transport::Outcome,
 };
 
 /// Longest time between two looks at the policies.
@@ -59,14 +58,6 @@ struct Policies {
 }
 
 impl MountState {
-    /// Makes a file durable, and has the policies know.
-    pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> Outcome<()> {
-        self.refused.may_sync(ino)?;
-        self.fs.fsync(ino, datasync)?;
-        self.automatic.synced(ino);
-        Ok(())
-    }
-
     /// Does soon what [`MountState::settle`] does, and waits for nothing.
     fn settle_soon(self: &Arc<Self>, report: &CloneReport) {
         let dir = report.entries.first().map_or(pando_fs::ROOT, |(dir, _)| *dir);

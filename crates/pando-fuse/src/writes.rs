@@ -23,6 +23,14 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl MountState {
+    /// Makes a file durable, and lets the policies for snapshots know.
+    pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> Outcome<()> {
+        self.refused.may_sync(ino)?;
+        self.fs.fsync(ino, datasync)?;
+        self.automatic.synced(ino);
+        Ok(())
+    }
+
     /// The answer to a write of a program, or to one of pages by the kernel.
     pub(crate) fn answer_write(self: &Arc<Self>, c: &Context, w: &Write<'_>) -> Answer<u32> {
         let (ino, offset, len) = (w.ino, w.offset, w.data.len() as u64);

@@ -8,7 +8,9 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
 use crate::{
     cmd::{self, check},
-    exit, image,
+    exit,
+    helper::answer,
+    image,
 };
 
 /// Errors were left uncorrected, by fsck(8).
@@ -80,7 +82,7 @@ fn parse(args: &[OsString]) -> Result<Asked, String> {
 }
 
 pub fn run(args: Vec<OsString>) -> u8 {
-    super::begin();
+    answer::begin();
     let asked = match parse(&args) {
         Ok(asked) => asked,
         Err(why) => {
@@ -90,14 +92,14 @@ pub fn run(args: Vec<OsString>) -> u8 {
     };
     if asked.help || asked.version {
         let text = if asked.help { HELP } else { concat!("fsck.pando ", env!("CARGO_PKG_VERSION"), "\n") };
-        return super::report("fsck.pando", cmd::print(text), |_| OPERATIONAL);
+        return answer::report("fsck.pando", cmd::print(text), |_| OPERATIONAL);
     }
     let Some(path) = asked.image else {
         eprint!("fsck.pando: give an image\n\n{HELP}");
         return USAGE;
     };
     let done = if asked.boot && !asked.force { look(&path) } else { check::image(&path, false, CANCELED) };
-    super::report("fsck.pando", done, |code| match code {
+    answer::report("fsck.pando", done, |code| match code {
         exit::DAMAGE => UNCORRECTED,
         _ => OPERATIONAL,
     })

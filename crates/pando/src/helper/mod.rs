@@ -4,6 +4,7 @@
 //! its caller's manual promises, and answers with that manual's exit codes, not with those of `exit`. Uses the
 //! commands.
 
+mod answer;
 mod fsck;
 mod mount;
 mod umount;
@@ -12,7 +13,10 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::Path};
 
 use clap::{CommandFactory, Parser};
 
-use crate::{exit, logging};
+use crate::{
+    exit,
+    helper::answer::{report, usage},
+};
 
 /// A name under which this program is something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,27 +77,4 @@ struct Mkfs {
 /// The command lines of the helpers, for their man pages.
 pub fn pages() -> Vec<clap::Command> {
     vec![mount::command(), umount::command(), fsck::command(), Mkfs::command()]
-}
-
-/// Says what was wrong with the arguments, or prints help. mount(8) and its like show what is said on stderr.
-fn usage(error: &clap::Error, code: u8) -> u8 {
-    // There is nobody to tell that it could not be printed.
-    let _ = error.print();
-    if error.use_stderr() { code } else { exit::OK }
-}
-
-/// Says what went wrong, and turns one of our codes into one of the caller's.
-fn report(name: &str, done: anyhow::Result<()>, code: impl Fn(u8) -> u8) -> u8 {
-    match done {
-        Ok(()) => exit::OK,
-        Err(e) => {
-            exit::say(name, &e);
-            code(exit::code(&e))
-        }
-    }
-}
-
-/// Messages of these short programs go to the terminal.
-fn begin() {
-    logging::to_terminal();
 }

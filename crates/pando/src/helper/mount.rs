@@ -11,7 +11,7 @@ use clap::{CommandFactory, Parser};
 use pando_db::device::FileDevice;
 use pando_fuse::remount;
 
-use crate::{cmd, exit, place};
+use crate::{cmd, exit, helper::answer, place};
 
 /// Wrong usage, by mount(8).
 const USAGE: u8 = 1;
@@ -62,10 +62,10 @@ pub fn run(args: Vec<OsString>) -> u8 {
     let line = [OsString::from("mount.pando")].into_iter().chain(args);
     let args = match Args::try_parse_from(line) {
         Ok(args) => args,
-        Err(e) => return super::usage(&e, USAGE),
+        Err(e) => return answer::usage(&e, USAGE),
     };
-    super::begin();
-    super::report("mount.pando", mount(&args), |code| match code {
+    answer::begin();
+    answer::report("mount.pando", mount(&args), |code| match code {
         exit::USAGE => USAGE,
         exit::NO_FUSE => SYSTEM,
         _ => FAILED,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use pando_fuse::{How, mountinfo};
 
-use crate::{cmd, exit, image, place};
+use crate::{cmd, exit, helper::answer, image, place};
 
 /// Wrong usage, by umount(8).
 const USAGE: u8 = 1;
@@ -50,10 +50,10 @@ pub fn run(args: Vec<OsString>) -> u8 {
     let line = [OsString::from("umount.pando")].into_iter().chain(args);
     let args = match Args::try_parse_from(line) {
         Ok(args) => args,
-        Err(e) => return super::usage(&e, USAGE),
+        Err(e) => return answer::usage(&e, USAGE),
     };
-    super::begin();
-    super::report("umount.pando", umount(&args), |code| match code {
+    answer::begin();
+    answer::report("umount.pando", umount(&args), |code| match code {
         exit::USAGE => USAGE,
         exit::NOT_CLOSED => SYSTEM,
         _ => FAILED,

@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 
 use crate::inside::apart;
 use crate::transport::own::{
-    Ended,
+    ended::Ended,
     serve::{Agreed, Reply},
     wire::{self, OutHeader},
 };

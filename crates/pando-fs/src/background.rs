@@ -3,7 +3,12 @@
 //! What is to be done waits in `counting` and `ledger`, where any module puts it. The thread runs what the opening has
 //! named ([`crate::volume::Workers`]).
 
+use std::time::Duration;
+
 use crate::volume::Fs;
+
+/// Background work begins so long after the first reason for it: more may come, and others go first.
+pub(crate) const BEGIN_AFTER: Duration = Duration::from_millis(200);
 
 impl Fs {
     /// Has the names of linked files counted in the background, soon.

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use pando_db::{Batch, waiting};
 
 use crate::{
+    background::BEGIN_AFTER,
     counting::{Counting, CountingTurn, Watcher},
     domain::{copies_of_links, linked_record},
     error::{Error, Result},
@@ -32,10 +33,9 @@ use crate::{
 const FEW_NAMES: usize = 4096;
 /// Files without names that are removed in one step.
 const STEP_FILES: usize = 512;
-/// The background lets others go first for this long after each so many steps of a scan, and before it begins.
+/// The background lets others go first for this long after each so many steps of a scan.
 const PAUSE_STEPS: u64 = 4096;
-const PAUSE: Duration = Duration::from_millis(5);
-const BEGIN_AFTER: Duration = Duration::from_millis(200);
+const SCAN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Names of linked files that were removed with the tree around them.
 pub(crate) struct LostNames {
@@ -68,7 +68,7 @@ impl Fs {
         while let Some((key, _)) = pairs.next_ref()? {
             steps += 1;
             let goes_on = match gently && steps.is_multiple_of(PAUSE_STEPS) {
-                true => self.counting.pause(PAUSE),
+                true => self.counting.pause(SCAN_PAUSE),
                 false => !self.counting.is_stopped(),
             };
             if !goes_on {
@@ -263,7 +263,7 @@ impl Fs {
             match Counting::begin(&self.counting, root.ino) {
                 Some(turn) => break turn,
                 // The thread that has the turn looks for marks when it ends.
-                None if gently || !self.counting.pause(PAUSE) => return Ok(()),
+                None if gently || !self.counting.pause(SCAN_PAUSE) => return Ok(()),
                 None => {}
             }
         };
@@ -279,7 +279,7 @@ impl Fs {
         let mut go_on = || {
             steps += 1;
             match gently && steps.is_multiple_of(PAUSE_STEPS) {
-                true => self.counting.pause(PAUSE),
+                true => self.counting.pause(SCAN_PAUSE),
                 false => !self.counting.is_stopped(),
             }
         };

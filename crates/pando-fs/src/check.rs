@@ -447,8 +447,9 @@ fn check_data(
     let mut pairs = view.prefix(&path::data(b""));
     while let Some((key, value)) = pairs.next_ref()? {
         // The directory of the file before is known to be one, and so is all that its keys begin with.
-        let before = file.as_ref().and_then(|seen| seen.prefix.get(..path::HEAD_BYTES + seen.dir));
-        let known = before.filter(|dir| key.starts_with(dir)).map_or(0, |dir| dir.len() - path::HEAD_BYTES);
+        let before = file.as_ref().and_then(|seen| seen.prefix.get(..path::KEY_HEAD_BYTES + seen.dir));
+        let known =
+            before.filter(|dir| key.starts_with(dir)).map_or(0, |dir| dir.len() - path::KEY_HEAD_BYTES);
         let block = match path::parse_below(key, known) {
             Some(path::Parsed::Data(_, block) | path::Parsed::LinkedData(_, _, block)) => block,
             _ => {
@@ -471,14 +472,14 @@ fn check_data(
                     (u64::MAX, None, true) // told once for the file
                 }
             };
-            let own = prefix.get(path::HEAD_BYTES..).unwrap_or_default();
+            let own = prefix.get(path::KEY_HEAD_BYTES..).unwrap_or_default();
             let dir = path::root_below(own, known).map_or(0, <[u8]>::len);
             let prefix = prefix.to_vec();
             let (met, above) = (MetBlocks::new(0..blocks), BTreeMap::new());
             file = Some(FileScan { prefix, dir, size, dense, attrs, met, above });
         }
         let Some(seen) = &mut file else { continue };
-        if block >= path::ATTRS {
+        if block >= path::ATTRS_BEGIN {
             // Those of a record that knows of some were compared with it.
             if !seen.attrs {
                 problem(report, format!("{}: of which the record says nothing", describe_key(key)));

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Version of the record of a fork.
-const VERSION: u8 = 1;
+const FORK_VERSION: u8 = 1;
 /// Bytes of the record.
 const RECORD_BYTES: usize = 1 + 4 + 12 + 12 + 4;
 
@@ -39,7 +39,7 @@ pub(crate) struct Fork {
 impl Fork {
     pub(crate) fn encode(&self) -> Bytes {
         let mut out = BytesMut::with_capacity(RECORD_BYTES);
-        out.put_u8(VERSION);
+        out.put_u8(FORK_VERSION);
         out.put_u32_le(self.number);
         put_time(&mut out, self.created);
         put_time(&mut out, self.since);
@@ -48,7 +48,7 @@ impl Fork {
     }
 
     pub(crate) fn decode(mut value: &[u8]) -> Result<Self, &'static str> {
-        if value.len() != RECORD_BYTES || value.get_u8() != VERSION {
+        if value.len() != RECORD_BYTES || value.get_u8() != FORK_VERSION {
             return Err("not the record of a fork");
         }
         let number = value.get_u32_le();

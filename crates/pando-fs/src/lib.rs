@@ -109,6 +109,7 @@ mod mount_points;
 mod mounted;
 mod name;
 mod open;
+mod open_flags;
 mod orphan;
 mod path;
 mod path_cache;

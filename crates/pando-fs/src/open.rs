@@ -69,7 +69,7 @@ impl Fs {
         root.gid = o.root_gid;
         let mut batch = pando_db::Batch::new();
         batch.put(path::meta(b""), root.encode());
-        batch.put(system::counter(counter::FILE), counter::encode(ROOT + 1));
+        batch.put(system::counter(counter::FILE_NUMBERS), counter::encode(ROOT + 1));
         batch.put(system::format(), encode_format(&o.label, FEATURE_MAPS_AND_LINEAGES));
         db.write(batch)?;
         db.close()?;
@@ -147,18 +147,25 @@ impl Fs {
             table,
             files: Handles::default(),
             dirs: Handles::default(),
-            file_numbers: Counter::open(&db, "file numbers", counter::FILE, 4096, 1 << 40, o.read_only)?,
-            clone_ids: Counter::open(&db, "clone ids", counter::CLONE, 256, u64::MAX, o.read_only)?,
+            file_numbers: Counter::open(
+                &db,
+                "file numbers",
+                counter::FILE_NUMBERS,
+                4096,
+                1 << 40,
+                o.read_only,
+            )?,
+            clone_ids: Counter::open(&db, "clone ids", counter::CLONE_IDS, 256, u64::MAX, o.read_only)?,
             // One by one: people see these numbers.
             snapshot_numbers: Counter::open(
                 &db,
                 "snapshot numbers",
-                counter::SNAPSHOT,
+                counter::SNAPSHOT_NUMBERS,
                 1,
                 u64::from(path::SNAPSHOTS_END),
                 o.read_only,
             )?,
-            families: Counter::open(&db, "families", counter::FAMILY, 16, u64::MAX, o.read_only)?,
+            families: Counter::open(&db, "families", counter::FAMILY_NUMBERS, 16, u64::MAX, o.read_only)?,
             snapshots_visible: o.snapshots_visible,
             positions: Positions::default(),
             cloned: Mutex::new(cloned.unwrap_or(Time { secs: i64::MIN, nanos: 0 })),

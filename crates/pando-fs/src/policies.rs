@@ -21,7 +21,7 @@ use crate::{
 /// Most policies that a file system has, a count: whoever carries them out looks at all of them.
 pub const MAX_POLICIES: usize = 1024;
 /// Version of the record of a policy.
-const VERSION: u8 = 1;
+const POLICY_VERSION: u8 = 1;
 /// Most that a policy can demand to stay free, percent.
 pub const MAX_FREE_PERCENT: u8 = 50;
 
@@ -76,7 +76,7 @@ impl StoredPolicy {
     /// The stored form, with the user who has set it.
     pub fn encode(&self, uid: u32) -> Bytes {
         let mut out = BytesMut::with_capacity(Self::BYTES);
-        out.put_u8(VERSION);
+        out.put_u8(POLICY_VERSION);
         out.put_u32_le(uid);
         out.put_u32_le(self.every_secs);
         out.put_u32_le(self.on_sync_secs);
@@ -91,7 +91,7 @@ impl StoredPolicy {
 
     /// The reverse; what is wrong with bytes that are no policy.
     pub fn decode(mut value: &[u8]) -> Result<(u32, Self), &'static str> {
-        if value.len() != Self::BYTES || value.get_u8() != VERSION {
+        if value.len() != Self::BYTES || value.get_u8() != POLICY_VERSION {
             return Err("not the record of a policy");
         }
         let uid = value.get_u32_le();

@@ -3,7 +3,7 @@
 //!
 //! Each open file has a [`ReadStream`], which watches where it is read. Two reads in order (three small ones) make a
 //! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to
-//! [`MAX_WINDOW`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads
+//! [`MAX_WINDOW_BYTES`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads
 //! at random. What lies behind the end of a file is read ahead for [`crate::file_runs`].
 //!
 //! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come
@@ -28,8 +28,8 @@ use parking_lot::{Condvar, Mutex};
 /// Threads that read ahead; each has one request under way.
 const MAX_THREADS: usize = 4;
 /// Most and least that is read ahead of a file, bytes.
-const MAX_WINDOW: u64 = 4 << 20;
-const MIN_WINDOW: u64 = 128 << 10;
+const MAX_WINDOW_BYTES: u64 = 4 << 20;
+const MIN_WINDOW_BYTES: u64 = 128 << 10;
 /// What a thread reads ahead at once is this part (1/n) of the longest window; pieces begin at multiples of it.
 const PIECE_SHARE: u64 = 4;
 /// A run as long as this needs two reads, a shorter one three, bytes.
@@ -91,9 +91,9 @@ impl Readahead {
         let zero = || AtomicU64::new(0);
         let (queue, wake) = (Mutex::default(), Condvar::new());
         // Less than this is not worth a thread.
-        let budget = if budget < MIN_WINDOW { 0 } else { budget };
-        let window = budget.min(MAX_WINDOW);
-        let piece = (window / PIECE_SHARE).max(MIN_WINDOW);
+        let budget = if budget < MIN_WINDOW_BYTES { 0 } else { budget };
+        let window = budget.min(MAX_WINDOW_BYTES);
+        let piece = (window / PIECE_SHARE).max(MIN_WINDOW_BYTES);
         let shared = Shared { queue, wake, ahead: zero(), budget, window, piece, total: zero() };
         Self { shared: Arc::new(shared) }
     }
@@ -247,7 +247,7 @@ impl Run {
         if self.reads < 2 || (self.reads == 2 && len < RUN_OF_TWO) {
             return 0..0;
         }
-        let window = len.max(MIN_WINDOW).min(most);
+        let window = len.max(MIN_WINDOW_BYTES).min(most);
         let from = self.asked.max(self.end);
         let mut to = self.end.saturating_add(window).min(size);
         if to < size && window >= 2 * piece {
@@ -337,7 +337,7 @@ mod tests {
         let mut run = Run::default();
         reads.iter().any(|&(at, len)| {
             run.note(&(at..at + len));
-            !run.wanted(1 << 30, MAX_WINDOW, 1 << 20).is_empty()
+            !run.wanted(1 << 30, MAX_WINDOW_BYTES, 1 << 20).is_empty()
         })
     }
 
@@ -359,11 +359,12 @@ mod tests {
         let (size, step) = (64 << 20, 128 << 10);
         for at in (0..size).step_by(step as usize) {
             assert!(run.note(&(at..at + step)) || at == 0);
-            let wanted = run.wanted(size, MAX_WINDOW, 1 << 20);
+            let wanted = run.wanted(size, MAX_WINDOW_BYTES, 1 << 20);
             if !wanted.is_empty() {
                 assert!(wanted.start >= run.end && wanted.start >= run.asked, "once");
                 assert!(
-                    wanted.end - run.end <= MAX_WINDOW.min(run.end.max(MIN_WINDOW)) && wanted.end <= size
+                    wanted.end - run.end <= MAX_WINDOW_BYTES.min(run.end.max(MIN_WINDOW_BYTES))
+                        && wanted.end <= size
                 );
                 run.asked = wanted.end;
             }

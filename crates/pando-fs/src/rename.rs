@@ -189,8 +189,8 @@ impl Fs {
     ) -> Result<()> {
         self.writable()?; // the kernel has checked the permissions of the directories
         /// All flag bits that there are.
-        const ALL: u32 = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
-        if flags & !ALL != 0 || flags & RENAME_EXCHANGE != 0 && flags != RENAME_EXCHANGE {
+        const FLAGS: u32 = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
+        if flags & !FLAGS != 0 || flags & RENAME_EXCHANGE != 0 && flags != RENAME_EXCHANGE {
             return Err(Error::Invalid(format!("rename flags {flags:#x}")));
         }
         let whiteout = (flags & RENAME_WHITEOUT != 0).then_some(c);

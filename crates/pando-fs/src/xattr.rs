@@ -17,6 +17,7 @@ use crate::{
     format::FEATURE_EXTENDED_ATTRIBUTES,
     inode::InodeRef,
     merge::{self, Change},
+    mode::S_ISGID,
     path,
     place::{At, DirAt},
     record::Record,
@@ -31,7 +32,6 @@ pub const XATTR_REPLACE: i32 = 2;
 
 /// Most bytes of attributes that share one key because the hashes of their names are the same.
 const MAX_BUCKET_BYTES: usize = 256 << 10;
-const S_ISGID: u16 = 0o2000;
 
 /// A namespace, and who may see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ fn namespace(name: &[u8]) -> Result<Namespace> {
 /// A name that may be that of an attribute.
 fn check(name: &OsStr) -> Result<(&[u8], Namespace)> {
     let bytes = name.as_bytes();
-    if bytes.is_empty() || bytes.len() > attrs::MAX_NAME || bytes.contains(&0) {
+    if bytes.is_empty() || bytes.len() > attrs::MAX_ATTR_NAME_BYTES || bytes.contains(&0) {
         return Err(Error::AttributeName(show(name)));
     }
     Ok((bytes, namespace(bytes)?))
@@ -165,8 +165,9 @@ impl Fs {
         attrs.inline().for_each(|(name, _)| add(name));
         if let Some(at) = held {
             let data = prefix(&inode, &at);
-            let mut pairs =
-                self.db.range(&path::block(&data, path::ATTRS), Some(&path::block(&data, path::ATTRS_END)));
+            let mut pairs = self
+                .db
+                .range(&path::block(&data, path::ATTRS_BEGIN), Some(&path::block(&data, path::ATTRS_END)));
             drop(at); // the cursor has its own view
             while let Some((_, value)) = pairs.next_ref()? {
                 let damaged = |detail| Error::Damaged { what: inode.label(), detail };

@@ -11,8 +11,8 @@ use std::{
 
 use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, PolicyInfo, SnapshotId, SnapshotInfo, StoredPolicy, Time};
 
-/// Longest name of a snapshot, bytes.
-const NAME_MAX: usize = 255;
+/// Longest name of an entry or a snapshot, bytes.
+pub const MAX_NAME_BYTES: usize = pando_fs::MAX_NAME;
 /// Longest text of an answer, bytes: what a control answer has room for.
 pub(crate) const MAX_TEXT: usize = 1900;
 
@@ -112,7 +112,7 @@ impl Asked {
             take(usize::from(len)).map(<[u8]>::to_vec)
         };
         let (name, note) = (part()?, part()?);
-        if flag > 1 || name.len() > NAME_MAX || note.len() > MAX_SNAPSHOT_NOTE {
+        if flag > 1 || name.len() > MAX_NAME_BYTES || note.len() > MAX_SNAPSHOT_NOTE {
             return None;
         }
         let token = if matches!(op, 6 | 9) { take(16)?.try_into().ok()? } else { [0; 16] };

@@ -3,7 +3,7 @@
 //! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While the thread rests
 //! and nobody waits for syncs a note costs one load. While it works, and from a change of a policy until it has seen
 //! that, all syncs are noted: a snapshot may have been made before the sync, or a policy have come that waits for it.
-//! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every [`GATHER`]. What
+//! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every [`GATHER_SYNCS_FOR`]. What
 //! it does is given to [`Automatic::start`].
 
 use std::{
@@ -24,7 +24,7 @@ use crate::ending::{PATIENCE_AT_END, join_within};
 /// Most files that are noted one by one, a count.
 const MAX_NOTED: usize = 1024;
 /// How long notes are gathered before they are looked at.
-const GATHER: Duration = Duration::from_millis(100);
+const GATHER_SYNCS_FOR: Duration = Duration::from_millis(100);
 
 /// What was synced.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -170,7 +170,7 @@ impl Automatic {
         }
         // A burst of syncs is one.
         if !state.changed && !state.synced.is_empty() {
-            self.ended.wait_while_for(&mut state, |state| !state.ended, GATHER);
+            self.ended.wait_while_for(&mut state, |state| !state.ended, GATHER_SYNCS_FOR);
         }
     }
 }

@@ -42,14 +42,14 @@ use crate::{
 };
 
 /// How long files that were written are gathered before the kernel is told of their blocks.
-const GATHER: Duration = Duration::from_millis(50);
+const GATHER_FILES_FOR: Duration = Duration::from_millis(50);
 /// How long is waited for an open of a file whose pages are to be written out.
 const PATIENCE_TO_OPEN: Duration = Duration::from_secs(2);
 /// With less room than this below a quota, files that are open for writing only are written through.
 const TIGHT_BYTES: u64 = 256 << 20;
 
 /// Files of up to so many bytes come with their open: what the kernel reads at once, if they are read at all.
-const SMALL_BYTES: u64 = 128 << 10;
+const MAX_GIVEN_BYTES: u64 = 128 << 10;
 
 /// Renders statistics for `pando stats`.
 pub type StatsText = Box<dyn Fn(&Fs, &Counters) -> Result<String, String> + Send + Sync>;
@@ -169,7 +169,7 @@ impl MountState {
         let shared = self.clone();
         Some(Box::new(move || {
             // Many small files are closed one after the other: to be woken for each would hold up whoever does that.
-            std::thread::sleep(GATHER);
+            std::thread::sleep(GATHER_FILES_FOR);
             let inodes = std::mem::take(&mut *shared.written.lock());
             inodes.into_iter().for_each(|ino| shared.tell_written(ino));
         }))
@@ -306,7 +306,7 @@ impl MountState {
             return;
         }
         let size = self.fs.size(ino).unwrap_or_default();
-        if !(1..=SMALL_BYTES).contains(&size) {
+        if !(1..=MAX_GIVEN_BYTES).contains(&size) {
             return;
         }
         // Over what it has and the server has refused, nothing is put.

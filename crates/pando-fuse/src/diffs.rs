@@ -33,7 +33,7 @@ const DIFFS: usize = 64;
 /// Root may have so many besides, a count.
 const DIFFS_OF_ROOT: usize = DIFFS_OF_USER;
 /// How long one stays that nobody asks about.
-pub(crate) const IDLE: Duration = Duration::from_secs(60);
+pub(crate) const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// How long one request waits for differences: then there may be fewer bytes than fit, and none perhaps.
 const TURN: Duration = Duration::from_millis(200);
 /// Bytes of a difference before its paths and ranges.
@@ -125,8 +125,10 @@ impl Diffs {
         let session = DiffSession { uid, used: Instant::now(), told };
         let mut sessions = self.sessions.lock();
         // Ended when the lock is free, which closing a file takes.
-        let mut gone: Vec<DiffSession> =
-            sessions.extract_if(|at, s| *at == on || s.used.elapsed() >= IDLE).map(|(_, s)| s).collect();
+        let mut gone: Vec<DiffSession> = sessions
+            .extract_if(|at, s| *at == on || s.used.elapsed() >= ABANDONED_AFTER)
+            .map(|(_, s)| s)
+            .collect();
         let of_user = |uid: u32| sessions.iter().filter(move |(_, s)| s.uid == uid);
         let most = if uid == 0 { DIFFS + DIFFS_OF_ROOT } else { DIFFS };
         let goes = if of_user(uid).count() >= DIFFS_OF_USER {

@@ -7,7 +7,7 @@
 //! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have: it is less where
 //! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`] and at least [`LEAST_WHILE_WAITED_BYTES`], since a
 //! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when
-//! nothing was written for [`IDLE`], because whoever writes next may be slower: what lies above a limit that falls has
+//! nothing was written for [`SPEED_LASTS`], because whoever writes next may be slower: what lies above a limit that falls has
 //! all writers wait until it is written. Uses nothing.
 
 use std::{
@@ -37,9 +37,9 @@ const START_BYTES: u64 = 8 << 20;
 const WINDOW: Duration = Duration::from_millis(100);
 const FIRST_WINDOW: Duration = Duration::from_millis(10);
 /// A pause between two requests that is none of the server's.
-const PAUSE: Duration = Duration::from_millis(2);
+const FOREIGN_GAP: Duration = Duration::from_millis(2);
 /// A pause after which the speed is not known any more.
-const IDLE: Duration = Duration::from_secs(1);
+const SPEED_LASTS: Duration = Duration::from_secs(1);
 
 /// The limit of a mount.
 pub(crate) struct DirtyLimit(Arc<Limit>);
@@ -85,7 +85,7 @@ impl Speed {
     /// Notes a request; gives the limit if that is another one now.
     fn took(&mut self, bytes: u64, (from, to): (Instant, Instant), most: u64) -> Option<u64> {
         let pause = from.saturating_duration_since(self.last);
-        if pause > PAUSE {
+        if pause > FOREIGN_GAP {
             self.paused += pause;
         }
         self.last = self.last.max(to);
@@ -120,7 +120,7 @@ impl Speed {
 
     /// Gives the limit if that is another one because nothing was written until `now`.
     fn rested(&mut self, now: Instant) -> Option<u64> {
-        let rests = now.saturating_duration_since(self.last) >= IDLE && self.limit > START_BYTES;
+        let rests = now.saturating_duration_since(self.last) >= SPEED_LASTS && self.limit > START_BYTES;
         rests.then(|| {
             *self = Self { waited: self.waited, ..Self::new(START_BYTES, now) };
             START_BYTES
@@ -174,7 +174,7 @@ impl Limit {
 /// Takes a limit back when nothing is written any more, or leaves it if that is low by then.
 fn wait_for_rest(limit: &Weak<Limit>) {
     loop {
-        std::thread::sleep(IDLE);
+        std::thread::sleep(SPEED_LASTS);
         let Some(limit) = limit.upgrade() else { return };
         let mut speed = limit.speed.lock();
         if let Some(bytes) = speed.rested(Instant::now()) {
@@ -259,9 +259,9 @@ mod tests {
         let mut speed = Speed::new(START_BYTES, Instant::now());
         limits(&mut speed, 4000, Duration::from_micros(200), Duration::ZERO);
         assert_eq!(speed.limit, 64 * MIB);
-        assert_eq!(speed.rested(speed.last + IDLE / 2), None);
-        assert_eq!(speed.rested(speed.last + IDLE), Some(START_BYTES));
+        assert_eq!(speed.rested(speed.last + SPEED_LASTS / 2), None);
+        assert_eq!(speed.rested(speed.last + SPEED_LASTS), Some(START_BYTES));
         limits(&mut speed, 4, Duration::from_millis(100), Duration::ZERO);
-        assert_eq!((speed.limit, speed.rested(speed.last + 2 * IDLE)), (LEAST_BYTES, None));
+        assert_eq!((speed.limit, speed.rested(speed.last + 2 * SPEED_LASTS)), (LEAST_BYTES, None));
     }
 }

@@ -376,7 +376,7 @@ const READ_QUIETLY: OFlags =
 fn write_pages(file: &OwnedFd) -> io::Result<bool> {
     const WAIT: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
     // All three together have the kernel write what is dirty now, and nothing that becomes dirty meanwhile.
-    const ALL: libc::c_uint = WAIT | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    const SYNC_FLAGS: libc::c_uint = WAIT | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     let call = |flags| {
         // SAFETY: the descriptor is open, and no memory is passed.
         match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) } {
@@ -388,7 +388,7 @@ fn write_pages(file: &OwnedFd) -> io::Result<bool> {
     // when the file is closed, but only if it keeps what is written.)
     let mut done = Ok(());
     for _ in 0..MAX_ERRORS_BEFORE {
-        done = call(ALL);
+        done = call(SYNC_FLAGS);
         if done.is_ok() {
             break;
         }

@@ -81,7 +81,8 @@ impl MountState {
             shared.upgrade().map_or(idle, |shared| {
                 let mut next = policies.round(&shared, &synced);
                 // The same thread ends what is told to nobody any more.
-                next.after = next.after.into_iter().chain(shared.diffs.end_idle(diffs::IDLE)).min();
+                next.after =
+                    next.after.into_iter().chain(shared.diffs.end_idle(diffs::ABANDONED_AFTER)).min();
                 next
             })
         });

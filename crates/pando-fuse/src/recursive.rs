@@ -8,7 +8,7 @@
 //! a request for what it is ([`OwnThreads`](crate::own_threads)): it sets only what was to be set.
 //!
 //! Guarantees that nobody sees an attribute from before once the call has returned. An answer to a lookup that was
-//! given before the change and is not with the kernel yet is waited for, for [`PATIENCE`] at most. A program can keep
+//! given before the change and is not with the kernel yet is waited for, for [`TAKEN_PATIENCE`] at most. A program can keep
 //! the kernel's lock on an inode, as by a write from memory that does not come: of such a file the times that the
 //! kernel owns may stay old, and the call returns all the same.
 
@@ -34,11 +34,11 @@ use crate::{
 };
 
 /// How long answers are waited for that the kernel has not taken in yet.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TAKEN_PATIENCE: Duration = Duration::from_secs(1);
 /// How long between looks whether it has.
-const PAUSE: Duration = Duration::from_millis(1);
+const TAKEN_POLL: Duration = Duration::from_millis(1);
 /// How long whoever keeps an inode locked is waited for.
-const PATIENCE_FOR_LOCKS: Duration = Duration::from_secs(2);
+const INODE_LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Threads that one change has the kernel take attributes by, if those before wait, a count.
 const MAX_TAKERS: usize = 4;
 /// And all changes together: beyond them none is begun.
@@ -100,7 +100,7 @@ impl Taking {
         self.moved.notify_one();
     }
 
-    /// Waits until all are taken, or a thread could not begin; false if none was taken for [`PATIENCE_FOR_LOCKS`].
+    /// Waits until all are taken, or a thread could not begin; false if none was taken for [`INODE_LOCK_PATIENCE`].
     fn wait(&self) -> bool {
         let mut state = self.state.lock();
         loop {
@@ -108,7 +108,7 @@ impl Taking {
                 return true;
             }
             let before = state.taken;
-            let late = self.moved.wait_for(&mut state, PATIENCE_FOR_LOCKS).timed_out();
+            let late = self.moved.wait_for(&mut state, INODE_LOCK_PATIENCE).timed_out();
             if late && state.taken == before {
                 return false;
             }
@@ -162,7 +162,7 @@ impl MountState {
             }),
             moved: Condvar::new(),
             mtime: report.times.1,
-            until: Instant::now() + PATIENCE,
+            until: Instant::now() + TAKEN_PATIENCE,
             late: Arc::default(),
         });
         let mut takers = Vec::new();
@@ -218,7 +218,7 @@ impl MountState {
                 // It has been forgotten; or the answer that tells of it is on its way.
                 Err(_) if self.fs.is_known(ino) && Instant::now() < taking.until => {
                     taking.again((ino, kind));
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(TAKEN_POLL);
                     continue;
                 }
                 Err(_) => Ok(()),

@@ -33,7 +33,7 @@ use crate::{
 /// How long between tries.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Most bytes that are tried at once: those of a request.
-const PIECE_BYTES: u64 = 1 << 20;
+const RETRY_BYTES: u64 = 1 << 20;
 /// Files that are refused again in one round before it ends, a count.
 const MAX_REFUSALS: usize = 8;
 /// Most ranges that are noted for all files, a count.
@@ -84,7 +84,7 @@ impl Ranges {
 
     fn first(&self) -> Option<Range<u64>> {
         let (start, end) = self.0.first_key_value()?;
-        Some(*start..*end.min(&(start + PIECE_BYTES)))
+        Some(*start..*end.min(&(start + RETRY_BYTES)))
     }
 }
 

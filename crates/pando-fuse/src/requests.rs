@@ -187,7 +187,7 @@ impl MountState {
         let piece = || {
             let unstored = begin()?;
             let none = || Refusal(LAPSED, "no difference is being told here; ask again".into());
-            let next = self.diffs.next(c.uid, on, control::PIECE_BYTES);
+            let next = self.diffs.next(c.uid, on, control::DIFF_PIECE_BYTES);
             Ok((next.ok_or_else(none)??, unstored))
         };
         match piece() {

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// How long a page is waited for that somebody has locked.
-const PATIENCE: Duration = Duration::from_secs(2);
+const LOCKED_PAGE_PATIENCE: Duration = Duration::from_secs(2);
 
 impl MountState {
     /// Makes a file durable, and lets the policies for snapshots know.
@@ -191,7 +191,7 @@ impl MountState {
 
     fn try_again(&self) {
         let mut read = |ino, range: &Range<u64>| match self.way_in.get() {
-            Some(inside) => inside.read_apart(ino, range, PATIENCE),
+            Some(inside) => inside.read_apart(ino, range, LOCKED_PAGE_PATIENCE),
             // Then what readers see is at least what there is.
             None => {
                 self.tell(|n| n.forget_pages(ino, range.start, range.end - range.start));

@@ -62,10 +62,10 @@ pub const FUSE: Floors = &[
             "dirty_limit",
         ],
     ),
-    ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
+    ("recursive", &["inside", "transport", "proof", "caller", "coherence"]),
     ("writes", &["quotas", "past_pages", "transport", "coherence"]),
     ("copies", &["transport", "caller", "coherence"]),
-    ("policies", &["mountinfo", "diffs", "automatic", "transport", "unsettled", "coherence"]),
+    ("policies", &["mountinfo", "diffs", "automatic", "coherence"]),
     (
         "requests",
         &[
@@ -85,15 +85,9 @@ pub const FUSE: Floors = &[
     (
         "server",
         &[
-            "quotas",
             "control",
             "counters",
-            "cache",
-            "creators",
-            "openers",
             "inside",
-            "listings",
-            "times",
             "transport",
             "proof",
             "caller",
@@ -170,6 +164,6 @@ pub const PROGRAM: Floors = &[
         ],
     ),
     ("help", &[]),
-    ("helper", &["exit", "logging", "place", "image", "tree", "cmd"]),
+    ("helper", &["exit", "logging", "place", "image", "cmd"]),
     ("main", &["exit", "guard", "cmd", "help", "helper"]),
 ];

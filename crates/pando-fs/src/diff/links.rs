@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::{
     diff::{
         side::{DirPair, Side, go_on},
-        stream::Ahead,
+        stream::{Ahead, NUMBER_BYTES},
     },
     error::Result,
     path,
@@ -19,8 +19,6 @@ use crate::{
 
 /// Numbers of files that are looked for at once, a count.
 const FILES: usize = 1 << 12;
-/// Bytes of the number of a file at the beginning of a key.
-const NUMBER_BYTES: usize = 8;
 
 /// The linked files that differ between two lineages, and their names below a pair of directories.
 pub(crate) struct LinkScan {

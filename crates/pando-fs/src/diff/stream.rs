@@ -13,12 +13,12 @@ use pando_db::{Change, Diff, Snapshot};
 
 use crate::{error::Result, path};
 
-/// Bytes of the number of a block at the end of a key of data.
-const NUMBER_BYTES: usize = 8;
+/// Bytes of a number in a key: of a block at its end, of a linked file at the beginning of its path.
+pub(crate) const NUMBER_BYTES: usize = 8;
 /// Most directories whose data is skipped at once, a count; of others it is skipped file by file.
 const MAX_BARE: usize = 1 << 16;
 /// So many differences are passed over, a count, before what is to be skipped is: that costs a way down from the root.
-const FEW: usize = 16;
+const FEW_DIFFERENCES: usize = 16;
 /// So many prefixes are kept, a count, before those that are behind are let go.
 const KEPT: usize = 1 << 10;
 
@@ -49,7 +49,7 @@ impl Ahead {
             match &self.from {
                 Some(from) if next.key < *from => {
                     passed += 1;
-                    if passed == FEW {
+                    if passed == FEW_DIFFERENCES {
                         self.diff.seek(from);
                     }
                 }

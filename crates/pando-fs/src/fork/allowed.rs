@@ -14,12 +14,10 @@ use crate::{
         step::{Dirs, Occupant, Spots, Step, Told, kind},
         told::{MergeConflict, MergeKind, MergeSide},
     },
+    mode::S_IXOTH,
     path,
     types::FileKind,
 };
-
-/// Others may search a directory.
-const S_IXOTH: u16 = 0o001;
 
 impl Planner<'_> {
     pub(crate) fn tell(&mut self, spots: &Spots, kind: MergeKind, aspects: Aspects) -> Result<()> {

@@ -1,8 +1,8 @@
 //! A merge that is being put into a batch: what is removed and marked, and what has to follow in memory.
 //!
 //! What is merged into is changed in place, so all that stays keeps its number, and what is open stays open. The caller
-//! holds `tree` of the directory that is merged into exclusively, so no call is under way in it, and knows that the plan
-//! is of this moment.
+//! holds `tree` of the directory that is merged into exclusively, so no call is under way in it, and knows that the
+//! plan is of this moment.
 
 use std::collections::{BTreeSet, HashMap};
 

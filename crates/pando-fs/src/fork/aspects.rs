@@ -15,11 +15,11 @@ use crate::{
 };
 
 /// What is content of a file.
-pub(crate) const CONTENT: Aspects = Aspects(Aspects::CONTENT.0 | Aspects::SIZE.0);
+pub(crate) const CONTENT_AND_SIZE: Aspects = Aspects(Aspects::CONTENT.0 | Aspects::SIZE.0);
 
 /// What of a file is merged on its own.
 const GROUPS: [Aspects; 6] =
-    [CONTENT, Aspects::MODE, Aspects::OWNER, Aspects::TARGET, Aspects::DEVICE, Aspects::XATTRS];
+    [CONTENT_AND_SIZE, Aspects::MODE, Aspects::OWNER, Aspects::TARGET, Aspects::DEVICE, Aspects::XATTRS];
 
 impl Planner<'_> {
     /// Merges what is of one kind on all sides, aspect by aspect.
@@ -60,7 +60,7 @@ impl Planner<'_> {
             lines = self.lines(base, theirs, ours)?;
         }
         if lines.is_some() {
-            clash.0 &= !CONTENT.0;
+            clash.0 &= !CONTENT_AND_SIZE.0;
         }
         if !clash.is_empty() {
             if self.conflict(spots, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
@@ -69,8 +69,8 @@ impl Planner<'_> {
         } else {
             let (kind, content) = match &lines {
                 None => (MergeKind::Modified, 0),
-                Some(text) if text.marked => (MergeKind::Marked, CONTENT.0),
-                Some(_) => (MergeKind::Lines, CONTENT.0),
+                Some(text) if text.marked => (MergeKind::Marked, CONTENT_AND_SIZE.0),
+                Some(_) => (MergeKind::Lines, CONTENT_AND_SIZE.0),
             };
             self.tell(spots, kind, Aspects((take.0 | content) & there.0))?;
         }

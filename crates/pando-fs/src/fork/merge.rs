@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// How often a plan is made beside others before they are held up, a count.
-const ATTEMPTS: u32 = 3;
+const PLAN_ATTEMPTS: u32 = 3;
 
 /// What became of a plan while both trees were held.
 enum Held {
@@ -119,9 +119,9 @@ impl Fs {
         into: &InodeRef,
     ) -> Result<(MergeReport, CloneReport)> {
         let options = who.options;
-        for attempt in 0..=ATTEMPTS {
+        for attempt in 0..=PLAN_ATTEMPTS {
             let mut planned = None;
-            if attempt < ATTEMPTS || options.dry_run {
+            if attempt < PLAN_ATTEMPTS || options.dry_run {
                 let (places, view) =
                     self.with_attempts(|_| Ok((self.places(fork, into)?, self.db.snapshot())))?;
                 let mut plan = self.plan(&places, &view, who, false)?;

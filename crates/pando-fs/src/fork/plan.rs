@@ -16,7 +16,7 @@ use crate::{
     },
     error::Result,
     fork::{
-        aspects::CONTENT,
+        aspects::CONTENT_AND_SIZE,
         follow::{Follow, in_dir, upwards},
         planner::Planner,
         step::{Dirs, Occupant, Plan, Spots, differ, kind, meant},
@@ -326,7 +326,7 @@ impl Planner<'_> {
                 && self.is_left_there(id, a, b)?
                 && !meant(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty()
             {
-                return match self.conflict(&spots, MergeConflict::Changed, CONTENT)? {
+                return match self.conflict(&spots, MergeConflict::Changed, CONTENT_AND_SIZE)? {
                     true => self.replace(&spots, theirs),
                     false => Ok(()),
                 };

@@ -62,14 +62,15 @@ impl Watched {
     /// Whether a change of data in the area does.
     pub(crate) fn meets_data(&self, key: &[u8]) -> bool {
         let (Some(id), Some(number)) = (id_in(key), number_in(key)) else { return false };
-        self.is_leaving(id) || self.attrs.contains(&id) && (path::ATTRS..path::ATTRS_END).contains(&number)
+        self.is_leaving(id)
+            || self.attrs.contains(&id) && (path::ATTRS_BEGIN..path::ATTRS_END).contains(&number)
     }
 
     /// The first key of data behind one that does not meet the merge that may do so; `None` if there is none.
     pub(crate) fn next_data(&self, key: &[u8]) -> Option<Vec<u8>> {
         match (id_in(key), number_in(key)) {
-            (Some(id), Some(number)) if self.attrs.contains(&id) && number < path::ATTRS => {
-                Some([id.to_be_bytes(), path::ATTRS.to_be_bytes()].concat())
+            (Some(id), Some(number)) if self.attrs.contains(&id) && number < path::ATTRS_BEGIN => {
+                Some([id.to_be_bytes(), path::ATTRS_BEGIN.to_be_bytes()].concat())
             }
             _ => path::behind(key.get(..ID_BYTES).unwrap_or(key)).map(Vec::from),
         }
@@ -109,10 +110,10 @@ mod tests {
         assert!(!meets(id(7), Some(&read[..])) && !meets(id(8), Some(&written[..])));
         assert!(!watched.meets_record(&id(7), None, Some(&written[..])));
         let data = |file: u64, number: u64| [id(file), id(number)].concat();
-        assert!(watched.meets_data(&data(7, 0)) && watched.meets_data(&data(8, path::ATTRS + 5)));
-        assert!(!watched.meets_data(&data(8, 0)) && !watched.meets_data(&data(6, path::ATTRS)));
+        assert!(watched.meets_data(&data(7, 0)) && watched.meets_data(&data(8, path::ATTRS_BEGIN + 5)));
+        assert!(!watched.meets_data(&data(8, 0)) && !watched.meets_data(&data(6, path::ATTRS_BEGIN)));
         assert!(!watched.meets_data(&data(8, path::ATTRS_END)));
-        assert_eq!(watched.next_data(&data(8, 3)).unwrap(), data(8, path::ATTRS));
+        assert_eq!(watched.next_data(&data(8, 3)).unwrap(), data(8, path::ATTRS_BEGIN));
         assert_eq!(watched.next_data(&data(8, path::ATTRS_END)).unwrap(), id(9));
         assert_eq!(watched.next_data(&data(6, 3)).unwrap(), id(7));
     }

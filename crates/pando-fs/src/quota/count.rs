@@ -10,6 +10,7 @@ use bytes::Bytes;
 
 use crate::{
     account::{Account, AccountChange},
+    background::BEGIN_AFTER,
     bill::Taken,
     domain::linked_bytes,
     error::{Error, Result},
@@ -25,12 +26,10 @@ use crate::{
 };
 
 /// How often a tree is counted again because something in it became stale meanwhile, a count.
-const ATTEMPTS: u32 = 3;
+const COUNT_ATTEMPTS: u32 = 3;
 /// Who counts in the background rests so long after so many records.
-const PAUSE: Duration = Duration::from_millis(1);
+const SUM_PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_RECORDS: u64 = 2000;
-/// Counting in the background begins so long after the first reason for it.
-const BEGIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Names of linked files: the contents prefix of the root of their lineage, a part of its index of names, and what of
 /// that is left out.
@@ -213,7 +212,7 @@ impl Fs {
     /// Counts the tree of a directory with an account, and puts right what its account says and those below; whether
     /// they can be relied on now. The caller counts alone.
     fn recount(&self, dir: &InodeRef, gently: bool) -> Result<bool> {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..COUNT_ATTEMPTS {
             let (contents, key, view, marks) = {
                 let at = self.hold_dir(dir)?;
                 // Nobody has marked an account and not written so yet.
@@ -230,7 +229,7 @@ impl Fs {
             let found = sums(&view, &contents, || {
                 records += 1;
                 if gently && records.is_multiple_of(PAUSE_RECORDS) {
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(SUM_PAUSE);
                 }
                 !gently || !self.ledger.is_stopped()
             })?;

@@ -20,7 +20,7 @@ fn clone(name: &str, replace: bool) -> ControlRequest {
 
 /// One of each kind.
 fn requests() -> Vec<ControlRequest> {
-    let long = "x".repeat(NAME_MAX);
+    let long = "x".repeat(MAX_NAME_BYTES);
     vec![
         ControlRequest::Probe,
         ControlRequest::Token,
@@ -60,7 +60,7 @@ fn requests_come_back_as_they_were() {
 
 #[test]
 fn names_that_are_no_names_are_refused() {
-    for bad in ["", ".", "..", "a/b", "nul\0", &"x".repeat(NAME_MAX + 1)] {
+    for bad in ["", ".", "..", "a/b", "nul\0", &"x".repeat(MAX_NAME_BYTES + 1)] {
         assert_eq!(clone(bad, false).encode(), None, "{bad:?}");
         assert!(!is_plain_name(OsStr::new(bad)), "{bad:?}");
     }
@@ -98,7 +98,7 @@ fn answers_come_back_and_long_messages_are_cut_at_a_character() {
     let refused = Response { status: 2, value: 0, message: "gone".into() };
     assert_eq!(decode_piece(&encode_piece(&refused, b"x", 7)), Some((refused, Vec::new(), 0)));
     assert_eq!(decode_stats(&encode_stats("{}").unwrap()).as_deref(), Some("{}"));
-    assert_eq!(encode_stats(&"x".repeat(STATS_SIZE)), None);
+    assert_eq!(encode_stats(&"x".repeat(STATS_BYTES)), None);
 }
 
 proptest! {

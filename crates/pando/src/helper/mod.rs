@@ -33,7 +33,7 @@ pub enum Helper {
 
 /// The links that make up a whole set. The types are `pando` and, as the kernel and so /proc/mounts calls it,
 /// `fuse.pando`.
-pub const NAMES: &[(&str, Helper)] = &[
+pub const LINK_NAMES: &[(&str, Helper)] = &[
     ("mount.pando", Helper::Mount),
     ("mount.fuse.pando", Helper::Mount),
     ("umount.pando", Helper::Umount),
@@ -46,7 +46,7 @@ pub const NAMES: &[(&str, Helper)] = &[
 /// The helper that the program is called as, if it is.
 pub fn of_name(program: &OsString) -> Option<Helper> {
     let name = Path::new(program).file_name()?;
-    NAMES.iter().find(|(helper, _)| name.as_bytes() == helper.as_bytes()).map(|(_, helper)| *helper)
+    LINK_NAMES.iter().find(|(helper, _)| name.as_bytes() == helper.as_bytes()).map(|(_, helper)| *helper)
 }
 
 impl Helper {

@@ -43,7 +43,7 @@ pub const NOTE: &str = ".pando-note";
 pub const NEW_NOTE: &str = ".pando-note-new";
 
 /// Most bytes of it that are read: it has the path of a file in hexadecimal digits.
-const NOTE_BYTES: u64 = 1 << 20;
+const MAX_NOTE_BYTES: u64 = 1 << 20;
 
 /// What is around a received tree.
 pub trait Ground {
@@ -211,7 +211,7 @@ impl Ground for Mounted {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut note = Vec::new();
         match openat(self.place()?, NOTE, flags, Mode::empty()) {
-            Ok(file) => fs::File::from(file).take(NOTE_BYTES).read_to_end(&mut note),
+            Ok(file) => fs::File::from(file).take(MAX_NOTE_BYTES).read_to_end(&mut note),
             Err(Errno::NOENT) => return Ok(None),
             Err(e) => Err(e.into()),
         }

@@ -12,18 +12,18 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use crate::path;
 
 /// Longest value of an attribute, bytes.
-pub(crate) const MAX_VALUE: usize = 64 << 10;
+pub(crate) const MAX_VALUE_BYTES: usize = 64 << 10;
 /// Longest name of an attribute, with its namespace, bytes.
 pub(crate) const MAX_ATTR_NAME_BYTES: usize = 255;
 /// Longest list of the names of a file, each with a zero behind it, bytes.
-pub(crate) const MAX_LIST: usize = 64 << 10;
+pub(crate) const MAX_LIST_BYTES: usize = 64 << 10;
 /// Longest value that may stand in a record, bytes.
-const MAX_INLINE_VALUE: usize = 1 << 10;
+const MAX_INLINE_BYTES: usize = 1 << 10;
 /// Most bytes of attributes in a record, an added one included; attributes of the system have more room, bytes.
 const INLINE_BYTES: usize = 2 << 10;
 const INLINE_SYSTEM_BYTES: usize = 4 << 10;
 /// Most bytes of attributes in any record: a capability always fits in, besides.
-const MOST_BYTES: usize = INLINE_SYSTEM_BYTES + EACH_BYTES + CAPABILITY.len() + MAX_CAPABILITY;
+const MOST_BYTES: usize = INLINE_SYSTEM_BYTES + EACH_BYTES + CAPABILITY.len() + MAX_CAPABILITY_BYTES;
 /// Bytes of the counts that come first, and of what comes before each attribute.
 const COUNTS_BYTES: usize = 8;
 const EACH_BYTES: usize = 3;
@@ -32,7 +32,7 @@ const EACH_BYTES: usize = 3;
 /// another key to know that there are none.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// Longest value of capabilities, bytes: those that the kernel makes have at most 24.
-pub(crate) const MAX_CAPABILITY: usize = 256;
+pub(crate) const MAX_CAPABILITY_BYTES: usize = 256;
 
 /// The extended attributes of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -56,7 +56,7 @@ impl Attrs {
             if name == 0 {
                 return Err("extended attribute without a name");
             }
-            if usize::from(value) > MAX_INLINE_VALUE {
+            if usize::from(value) > MAX_INLINE_BYTES {
                 return Err("extended attribute longer than one in a record");
             }
             let len = usize::from(name) + usize::from(value);
@@ -115,7 +115,7 @@ impl Attrs {
         out.put_u32_le(bytes);
         for (name, value) in inline {
             assert!(
-                name.len() <= MAX_ATTR_NAME_BYTES && value.len() <= MAX_INLINE_VALUE,
+                name.len() <= MAX_ATTR_NAME_BYTES && value.len() <= MAX_INLINE_BYTES,
                 "checked by `fits`"
             );
             out.put_u8(name.len() as u8);
@@ -149,11 +149,11 @@ impl Attrs {
     /// Whether an attribute that is not in the record is to be put there.
     pub(crate) fn fits(&self, name: &[u8], value: &[u8]) -> bool {
         let most = match name {
-            CAPABILITY => return value.len() <= MAX_CAPABILITY,
+            CAPABILITY => return value.len() <= MAX_CAPABILITY_BYTES,
             _ if name.starts_with(b"system.") || name.starts_with(b"security.") => INLINE_SYSTEM_BYTES,
             _ => INLINE_BYTES,
         };
-        value.len() <= MAX_INLINE_VALUE && self.0.len() + EACH_BYTES + name.len() + value.len() <= most
+        value.len() <= MAX_INLINE_BYTES && self.0.len() + EACH_BYTES + name.len() + value.len() <= most
     }
 }
 
@@ -188,7 +188,7 @@ impl Bucket {
             if name == 0 || name.saturating_add(value) > rest.len() {
                 return Err(CUT_ATTR);
             }
-            if value > MAX_VALUE {
+            if value > MAX_VALUE_BYTES {
                 return Err("extended attribute longer than any");
             }
             let name = rest.split_to(name);
@@ -202,7 +202,7 @@ impl Bucket {
         let mut out = BytesMut::new();
         for (name, value) in &self.attrs {
             assert!(
-                name.len() <= MAX_ATTR_NAME_BYTES && value.len() <= MAX_VALUE,
+                name.len() <= MAX_ATTR_NAME_BYTES && value.len() <= MAX_VALUE_BYTES,
                 "checked before it is set"
             );
             out.put_u8(name.len() as u8);

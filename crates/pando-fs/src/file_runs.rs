@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::path;
 
-/// Runs that are told apart. If more trees are read at once, the oldest run is forgotten.
+/// Runs that are told apart, a count. If more trees are read at once, the oldest run is forgotten.
 const MAX_RUNS: usize = 8;
 /// Files that make a run, a count.
 const MIN_FILES: u32 = 3;

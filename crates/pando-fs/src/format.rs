@@ -59,9 +59,9 @@ pub(crate) fn encode_format(label: &str, features: u64) -> Bytes {
 /// As much of a label as the superblock has room for: it is there for those who look without opening.
 pub(crate) fn for_superblock(label: &str) -> &str {
     /// Bytes of the field.
-    const ROOM: usize = 64;
+    const LABEL_BYTES: usize = 64;
     let label = label.split('\0').next().unwrap_or_default();
-    let end = (0..=ROOM.min(label.len())).rev().find(|end| label.is_char_boundary(*end));
+    let end = (0..=LABEL_BYTES.min(label.len())).rev().find(|end| label.is_char_boundary(*end));
     end.and_then(|end| label.get(..end)).unwrap_or_default()
 }
 

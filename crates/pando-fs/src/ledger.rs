@@ -16,9 +16,9 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWri
 use crate::inode::InodeRef;
 
 /// Most directories in snapshots whose counts are remembered.
-const MAX_FROZEN: usize = 256;
+const MAX_FROZEN_DIRS: usize = 256;
 /// Most directories that wait to be counted; those beyond are found again when something below them changes.
-const MAX_WAITING: usize = 256;
+const MAX_WAITING_DIRS: usize = 256;
 
 /// The turn, with others.
 pub(crate) type SharedTurn<'a> = RwLockReadGuard<'a, ()>;
@@ -82,7 +82,7 @@ impl Ledger {
     /// Remembers what the directory in a snapshot with this contents prefix takes.
     pub(crate) fn note_frozen(&self, contents: Vec<u8>, bytes: i64) {
         let mut frozen = self.frozen.lock();
-        if frozen.len() >= MAX_FROZEN {
+        if frozen.len() >= MAX_FROZEN_DIRS {
             frozen.clear();
         }
         frozen.insert(contents, bytes);
@@ -92,7 +92,7 @@ impl Ledger {
     pub(crate) fn wants(&self, dir: &InodeRef) {
         let mut state = self.state.lock();
         let known = state.waiting.iter().any(|other| other.ino == dir.ino);
-        if !known && !state.stopped && state.waiting.len() < MAX_WAITING {
+        if !known && !state.stopped && state.waiting.len() < MAX_WAITING_DIRS {
             state.waiting.push_back(dir.clone());
         }
     }

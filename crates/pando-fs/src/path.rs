@@ -59,10 +59,10 @@ pub(crate) const ATTRS_BEGIN: u64 = 0xa0 << 56;
 /// Above the numbers of the keys of extended attributes.
 pub(crate) const ATTRS_END: u64 = 0xa1 << 56;
 /// Longest encoded path of a new entry, bytes: what is left of the engine's key for a block's key.
-const MAX_NEW_PATH: usize = pando_db::MAX_KEY - 4 - 1 - 8;
+const MAX_NEW_PATH_BYTES: usize = pando_db::MAX_KEY - 4 - 1 - 8;
 /// Longest encoded path, bytes: of an entry without data that came to its place with the tree around it, where the
 /// engine refuses only keys that are too long.
-const MAX_PATH: usize = pando_db::MAX_KEY - 4 - 1;
+const MAX_PATH_BYTES: usize = pando_db::MAX_KEY - 4 - 1;
 
 /// A name that may become an entry: 1 to 255 bytes, no NUL, no slash, neither `.` nor `..`.
 pub(crate) fn check_name(name: &OsStr) -> Result<&[u8]> {
@@ -128,7 +128,7 @@ pub(crate) fn attrs_under(data: &[u8]) -> Bytes {
 }
 
 fn extend(path: &mut Vec<u8>, kind: u8, name: &[u8]) -> Result<()> {
-    if volume_of(path).1.len() + name.len() + 2 > MAX_PATH {
+    if volume_of(path).1.len() + name.len() + 2 > MAX_PATH_BYTES {
         return Err(Error::NameTooLong(String::from_utf8_lossy(name).into_owned()));
     }
     path.reserve(name.len() + 2);
@@ -167,7 +167,7 @@ pub(crate) fn entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
 /// The same of an entry that is to be there from now on: it must leave room for the keys of its data.
 pub(crate) fn new_entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
     let entry = entry(dir, name)?;
-    if entry.len() > MAX_NEW_PATH {
+    if entry.len() > MAX_NEW_PATH_BYTES {
         return Err(Error::NameTooLong(String::from_utf8_lossy(name).into_owned()));
     }
     Ok(entry)
@@ -193,7 +193,7 @@ pub(crate) fn linked(root: &[u8], id: u64) -> Vec<u8> {
 
 /// The same of one that is to be there from now on: it must leave room for the keys of its data.
 pub(crate) fn new_linked(root: &[u8], id: u64) -> Result<Vec<u8>> {
-    match root.len() + LINKED_BYTES > MAX_NEW_PATH {
+    match root.len() + LINKED_BYTES > MAX_NEW_PATH_BYTES {
         true => Err(Error::NameTooLong(format!("linked file {id}"))),
         false => Ok(linked(root, id)),
     }
@@ -589,7 +589,7 @@ mod tests {
 
     #[test]
     fn a_path_over_the_key_limit_is_refused() {
-        let dir = vec![7; MAX_PATH - 10];
+        let dir = vec![7; MAX_PATH_BYTES - 10];
         assert!(entry(&dir, b"12345678").is_ok());
         assert_eq!(entry(&dir, b"123456789").unwrap_err().errno(), 36);
         // What is moved may be a little longer than what is made.

@@ -23,7 +23,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{limits::MAX_NAME, path::system};
 
 /// Cookies of entries are not below this; `.` and `..` are.
-pub(crate) const FIRST: u64 = 1 << 55;
+pub(crate) const FIRST_COOKIE: u64 = 1 << 55;
 /// Names that were given out and are remembered, over the mount.
 const LISTED_NAMES: usize = 1 << 16;
 /// Parts of listings that are remembered.
@@ -231,7 +231,7 @@ mod tests {
         }
         for name in names {
             let c = cookie(name);
-            assert!((FIRST..1 << 63).contains(&c));
+            assert!((FIRST_COOKIE..1 << 63).contains(&c));
             let (lo, hi) = bounds(c);
             assert!(*lo <= *name && hi.as_ref().is_none_or(|hi| name < &hi[..]), "{name:?}: {lo:?} {hi:?}");
             for other in names.iter().filter(|n| cookie(n) >> 48 != c >> 48) {

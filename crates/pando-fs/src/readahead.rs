@@ -33,10 +33,10 @@ const MIN_WINDOW_BYTES: u64 = 128 << 10;
 /// What a thread reads ahead at once is this part (1/n) of the longest window; pieces begin at multiples of it.
 const PIECE_SHARE: u64 = 4;
 /// A run as long as this needs two reads, a shorter one three, bytes.
-const RUN_OF_TWO: u64 = 64 << 10;
+const TWO_READ_RUN_BYTES: u64 = 64 << 10;
 /// How far behind or before the end of a run a read may begin, at most; it is part of the run as long as the run
 /// is longer than that. The kernel's reads overtake each other, bytes.
-const SLACK: u64 = 2 << 20;
+const SLACK_BYTES: u64 = 2 << 20;
 
 /// A piece to be read ahead.
 struct ReadJob {
@@ -216,7 +216,7 @@ struct Run {
 impl Run {
     /// Notes a read; `false` if it begins another run.
     fn note(&mut self, read: &Range<u64>) -> bool {
-        let slack = (self.end - self.begin).min(SLACK);
+        let slack = (self.end - self.begin).min(SLACK_BYTES);
         let is_run = self.reads >= 2;
         let follows = match read.start {
             start if start == self.end => self.reads > 0,
@@ -244,7 +244,7 @@ impl Run {
     /// What is to be read ahead now of a file of `size` bytes: up to `most` behind the run, by pieces of `piece`.
     fn wanted(&self, size: u64, most: u64, piece: u64) -> Range<u64> {
         let len = self.end - self.begin;
-        if self.reads < 2 || (self.reads == 2 && len < RUN_OF_TWO) {
+        if self.reads < 2 || (self.reads == 2 && len < TWO_READ_RUN_BYTES) {
             return 0..0;
         }
         let window = len.max(MIN_WINDOW_BYTES).min(most);

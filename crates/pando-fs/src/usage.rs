@@ -10,7 +10,7 @@ pub use pando_db::Usage;
 
 use crate::{error::Result, path, place::DirAt, record::Stored, types::Ino, volume::Fs};
 
-/// Most linked files that are counted one by one.
+/// Most linked files that are counted one by one, a count.
 const MAX_LINKED_FILES: usize = 1 << 14;
 
 impl Fs {

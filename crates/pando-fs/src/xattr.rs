@@ -231,7 +231,7 @@ impl Fs {
         if counts != (count, bytes) {
             new = new.with_outside(counts);
         }
-        if new.list_bytes() > attrs::MAX_LIST {
+        if new.list_bytes() > attrs::MAX_LIST_BYTES {
             return Err(Error::TooManyAttributes(String::from_utf8_lossy(name).into_owned()));
         }
         Ok((new, in_record || was_outside))
@@ -252,7 +252,8 @@ impl Fs {
         if flags & !(XATTR_CREATE | XATTR_REPLACE) != 0 {
             return Err(Error::Invalid(format!("flags {flags:#x} for an extended attribute")));
         }
-        let limit = if name == attrs::CAPABILITY { attrs::MAX_CAPABILITY } else { attrs::MAX_VALUE };
+        let limit =
+            if name == attrs::CAPABILITY { attrs::MAX_CAPABILITY_BYTES } else { attrs::MAX_VALUE_BYTES };
         if value.len() > limit {
             return Err(Error::AttributeValue(String::from_utf8_lossy(name).into_owned()));
         }

@@ -22,7 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::ending::{PATIENCE_AT_END, join_within};
 
 /// Most files that are noted one by one, a count.
-const MAX_NOTED: usize = 1024;
+const MAX_NOTED_FILES: usize = 1024;
 /// How long notes are gathered before they are looked at.
 const GATHER_SYNCS_FOR: Duration = Duration::from_millis(100);
 
@@ -45,7 +45,7 @@ impl Synced {
     fn add(&mut self, ino: u64) {
         if let Synced::Some(noted) = self {
             noted.insert(ino);
-            if noted.len() > MAX_NOTED {
+            if noted.len() > MAX_NOTED_FILES {
                 *self = Synced::All;
             }
         }
@@ -210,7 +210,7 @@ mod tests {
         }
         assert_eq!(noted, HashSet::from([7, 8]));
         let mut many = Synced::default();
-        (0..=MAX_NOTED as u64).for_each(|ino| many.add(ino));
+        (0..=MAX_NOTED_FILES as u64).for_each(|ino| many.add(ino));
         assert_eq!(many, Synced::All);
         automatic.synced_all();
         assert_eq!(told.recv_timeout(LONG).unwrap(), Synced::All);

@@ -215,11 +215,11 @@ const RANGES: u32 = 1;
 const NO_RENAMES: u32 = 2;
 const NEXT: u32 = 4;
 /// Size of what every request and answer begins with, bytes.
-const HEADER: usize = MAGIC.len() + 4 + 4;
+const HEADER_BYTES: usize = MAGIC.len() + 4 + 4;
 /// Where the text of an answer begins, bytes from its start.
-const RESPONSE_TEXT: usize = HEADER + 8;
+const RESPONSE_TEXT: usize = HEADER_BYTES + 8;
 /// Where the text of statistics begins, bytes from the start of the answer.
-const STATS_TEXT: usize = HEADER;
+const STATS_TEXT: usize = HEADER_BYTES;
 
 struct FieldReader<'a>(&'a [u8]);
 

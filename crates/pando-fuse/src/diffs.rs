@@ -27,11 +27,11 @@ use parking_lot::{Condvar, Mutex};
 use crate::ending::{PATIENCE_AT_END, join_within};
 
 /// Differences of one user at a time, a count; a further one ends the oldest.
-const DIFFS_OF_USER: usize = 8;
+const MAX_DIFFS_OF_USER: usize = 8;
 /// Differences of all users at a time, a count; then who has most loses one to a user with fewer.
-const DIFFS: usize = 64;
+const MAX_DIFFS: usize = 64;
 /// Root may have so many besides, a count.
-const DIFFS_OF_ROOT: usize = DIFFS_OF_USER;
+const MAX_DIFFS_OF_ROOT: usize = MAX_DIFFS_OF_USER;
 /// How long one stays that nobody asks about.
 pub(crate) const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// How long one request waits for differences: then there may be fewer bytes than fit, and none perhaps.
@@ -130,8 +130,8 @@ impl Diffs {
             .map(|(_, s)| s)
             .collect();
         let of_user = |uid: u32| sessions.iter().filter(move |(_, s)| s.uid == uid);
-        let most = if uid == 0 { DIFFS + DIFFS_OF_ROOT } else { DIFFS };
-        let goes = if of_user(uid).count() >= DIFFS_OF_USER {
+        let most = if uid == 0 { MAX_DIFFS + MAX_DIFFS_OF_ROOT } else { MAX_DIFFS };
+        let goes = if of_user(uid).count() >= MAX_DIFFS_OF_USER {
             Some(uid)
         } else if sessions.len() >= most {
             let counts = sessions.values().map(|s| (of_user(s.uid).count(), s.uid));
@@ -416,7 +416,7 @@ mod tests {
         };
         // Eight users with eight each, and then one with one and root.
         let firsts: Vec<_> =
-            (100..108).map(|uid| (0..DIFFS_OF_USER).map(|_| begin(uid).unwrap()).min()).collect();
+            (100..108).map(|uid| (0..MAX_DIFFS_OF_USER).map(|_| begin(uid).unwrap()).min()).collect();
         let (one, root) = (begin(7).unwrap(), begin(0).unwrap());
         assert!(diffs.next(7, one, 4).is_some() && diffs.next(0, root, 4).is_some());
         let gone = (100..).zip(&firsts).filter(|(uid, first)| diffs.next(*uid, first.unwrap(), 4).is_none());
@@ -428,7 +428,7 @@ mod tests {
         assert!(begin(500).is_none());
         assert!(begin(0).is_some());
         assert!(diffs.next(7, one, 4).is_some());
-        assert!(diffs.sessions.lock().len() <= DIFFS + DIFFS_OF_ROOT);
+        assert!(diffs.sessions.lock().len() <= MAX_DIFFS + MAX_DIFFS_OF_ROOT);
     }
 
     #[test]

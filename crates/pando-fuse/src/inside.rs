@@ -34,19 +34,19 @@ use pando_fs::Time;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 
 /// Threads that may wait for the kernel although nobody waits for them any more, a count: where a user can make them.
-const MAX_LEFT_BEHIND: usize = 8;
+const MAX_LEFT_THREADS: usize = 8;
 /// The same, where only root can, a count. So no user keeps the pages of others from being written out this way.
-const MAX_LEFT_BY_ROOT: usize = 2 * MAX_LEFT_BEHIND;
+const MAX_LEFT_ROOT_THREADS: usize = 2 * MAX_LEFT_THREADS;
 /// Threads that write out the pages of several files at once, a count.
-const LANES: usize = 4;
+const WRITING_THREADS: usize = 4;
 /// Threads that may close files whose pages are written out, while nobody waits for them, a count.
-const MAX_CLOSING: usize = 32;
+const MAX_CLOSING_THREADS: usize = 32;
 /// Files that such a thread closes at its end, a count; what else it opens is closed at once.
-const MAX_OPEN: usize = 128;
+const MAX_HELD_FILES: usize = 128;
 /// How long is waited for such a thread at first: a mount that nobody else uses is free then.
 const PATIENCE_TO_CLOSE: Duration = Duration::from_millis(5);
 /// How often pages are written out although that ends with an error, a count.
-const MAX_ERRORS_BEFORE: u32 = 5;
+const MAX_TRIES_BEFORE: u32 = 5;
 /// The type of FUSE's file handles: inode number and generation.
 const HANDLE_TYPE: libc::c_int = 0x81;
 
@@ -176,11 +176,11 @@ impl Inside {
     }
 
     /// Reads a range of a file as its readers see it, and gives what there is of it. Waits no longer than `patience`.
-    /// If the kernel then waits for somebody else, a thread stays until it does no longer, of [`MAX_LEFT_BEHIND`] at
+    /// If the kernel then waits for somebody else, a thread stays until it does no longer, of [`MAX_LEFT_THREADS`] at
     /// most.
     pub(crate) fn read_apart(&self, ino: u64, range: &Range<u64>, patience: Duration) -> io::Result<Vec<u8>> {
         let (range, (tell, told)) = (range.clone(), mpsc::sync_channel(1));
-        let thread = self.begin(MAX_LEFT_BEHIND, move |root| {
+        let thread = self.begin(MAX_LEFT_THREADS, move |root| {
             let opened = root.and_then(|root| open_by_handle(root.as_raw_fd(), ino, READ_QUIETLY));
             // What is told does not wait for the file to be closed, in which the kernel writes its pages out.
             let _told = match &opened {
@@ -198,14 +198,14 @@ impl Inside {
     /// the files that could not be opened; if the kernel asks somebody else whether they may be (fanotify(7)), no
     /// longer than `patience` is waited for that, and then a thread stays as in [`Inside::read_apart`].
     ///
-    /// Up to [`LANES`] threads do it, each for its share of the files: in turn, the last file would be written with
+    /// Up to [`WRITING_THREADS`] threads do it, each for its share of the files: in turn, the last file would be written with
     /// all that became dirty while the others were.
     ///
     /// When a file is closed, the kernel writes what has become dirty meanwhile, and waits for all of it. That is not
-    /// waited for here, for up to [`MAX_OPEN`] files a thread and unless about [`MAX_CLOSING`] threads are at it. Until
+    /// waited for here, for up to [`MAX_HELD_FILES`] files a thread and unless about [`MAX_CLOSING_THREADS`] threads are at it. Until
     /// then the mount is busy, as it mostly is by whoever makes pages dirty.
     pub(crate) fn write_out(&self, files: &[u64], patience: Duration) -> io::Result<Vec<u64>> {
-        let lanes = files.len().min(LANES);
+        let lanes = files.len().min(WRITING_THREADS);
         let (mut begun, mut left) = (Vec::new(), Vec::new());
         for lane in 0..lanes {
             let share: Vec<u64> = files.iter().skip(lane).step_by(lanes).copied().collect();
@@ -230,7 +230,7 @@ impl Inside {
         let asked = files.clone();
         let closing = Begun { all: self.closing.clone(), over: Arc::default() };
         let closes = closing.clone();
-        let thread = self.begin(MAX_LEFT_BY_ROOT, move |root| {
+        let thread = self.begin(MAX_LEFT_ROOT_THREADS, move |root| {
             let mut open = Vec::new();
             for ino in asked {
                 let file = match &root {
@@ -246,7 +246,7 @@ impl Inside {
                     let written = write_pages(&file);
                     failed = written.is_err();
                     // What is left the kernel writes when the file is closed, which is told of behind that.
-                    if matches!(written, Ok(true)) && open.len() < MAX_OPEN {
+                    if matches!(written, Ok(true)) && open.len() < MAX_HELD_FILES {
                         open.push(file);
                     }
                 }
@@ -319,7 +319,7 @@ impl PageWriter {
 
     /// Waits until its files are closed, but not beyond `until` while only some of `all` such threads are at it.
     fn wait_for_close(self, all: &AtomicUsize, until: Instant) {
-        let closed = match all.load(Ordering::Relaxed) < MAX_CLOSING {
+        let closed = match all.load(Ordering::Relaxed) < MAX_CLOSING_THREADS {
             true => self.told.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
             false => self.told.recv().ok(),
         };
@@ -387,7 +387,7 @@ fn write_pages(file: &OwnedFd) -> io::Result<bool> {
     // An error that nobody has heard of yet ends a call before it writes anything. (What is left then the kernel writes
     // when the file is closed, but only if it keeps what is written.)
     let mut done = Ok(());
-    for _ in 0..MAX_ERRORS_BEFORE {
+    for _ in 0..MAX_TRIES_BEFORE {
         done = call(SYNC_FLAGS);
         if done.is_ok() {
             break;

@@ -40,7 +40,7 @@ const TAKEN_POLL: Duration = Duration::from_millis(1);
 /// How long whoever keeps an inode locked is waited for.
 const INODE_LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Threads that one change has the kernel take attributes by, if those before wait, a count.
-const MAX_TAKERS: usize = 4;
+const MAX_TAKER_THREADS: usize = 4;
 /// And all changes together: beyond them none is begun.
 const MAX_OWN_THREADS: usize = 32;
 
@@ -166,7 +166,7 @@ impl MountState {
             late: Arc::default(),
         });
         let mut takers = Vec::new();
-        for _ in 0..MAX_TAKERS {
+        for _ in 0..MAX_TAKER_THREADS {
             if self.own_threads.count() >= MAX_OWN_THREADS {
                 break;
             }

@@ -35,7 +35,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Most bytes that are tried at once: those of a request.
 const RETRY_BYTES: u64 = 1 << 20;
 /// Files that are refused again in one round before it ends, a count.
-const MAX_REFUSALS: usize = 8;
+const MAX_REFUSED_FILES: usize = 8;
 /// Most ranges that are noted for all files, a count.
 const MAX_RANGES: usize = 1 << 16;
 
@@ -391,7 +391,7 @@ impl Refused {
                     }
                 }
             }
-            if refusals == MAX_REFUSALS {
+            if refusals == MAX_REFUSED_FILES {
                 break;
             }
         }

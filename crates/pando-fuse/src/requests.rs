@@ -13,7 +13,7 @@ use std::{
 use pando_fs::{Authority, Caller, DiffOptions, FileKind, SnapshotInfo};
 
 use crate::{
-    asked::{self, Asked, MAX_TEXT},
+    asked::{self, Asked, MAX_TEXT_BYTES},
     caller::may_see_all,
     coherence::MountState,
     control::{self, ControlRequest, Response, Token},
@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Most snapshots that are looked at for one answer, a count.
-const MAX_LISTED: usize = 64;
+const MAX_LISTED_SNAPSHOTS: usize = 64;
 
 /// A request that is refused here: error number and message.
 struct Refusal(i32, String);
@@ -448,12 +448,12 @@ impl MountState {
         match asked {
             Asked::List(from) => {
                 let knows_path = shows.owns_source || self.is_root(c, shows);
-                for mut info in self.fs.snapshots_of(source, from, MAX_LISTED)? {
+                for mut info in self.fs.snapshots_of(source, from, MAX_LISTED_SNAPSHOTS)? {
                     if !knows_path {
                         info.source.clear(); // may lie behind what the caller can reach
                     }
                     let line = asked::line(&info);
-                    if answer.message.len() + line.len() > MAX_TEXT {
+                    if answer.message.len() + line.len() > MAX_TEXT_BYTES {
                         answer.value = info.number.into();
                         return Ok(answer);
                     }

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Numbers of files that are looked for at once, a count.
-const FILES: usize = 1 << 12;
+const FILES_AT_ONCE: usize = 1 << 12;
 
 /// The linked files that differ between two lineages, and their names below a pair of directories.
 pub(crate) struct LinkScan {
@@ -72,7 +72,7 @@ impl LinkScan {
         loop {
             if self.at.is_none() {
                 self.wanted.clear();
-                while self.wanted.len() < FILES
+                while self.wanted.len() < FILES_AT_ONCE
                     && let Some(id) = self.next_file()?
                 {
                     self.wanted.insert(id);

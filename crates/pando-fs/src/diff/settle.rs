@@ -17,14 +17,14 @@ use crate::{
 };
 
 /// After so many passes, a count, nothing is taken for a move.
-const PASSES: u32 = 16;
+const MAX_PASSES: u32 = 16;
 
 /// The directory that one is compared with, by contents prefix.
 pub(crate) type Images = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Leaves of the moves those that hold.
 pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side, go_on: &GoOn<'_>) -> Result<()> {
-    for _ in 0..PASSES {
+    for _ in 0..MAX_PASSES {
         let wrong = wrong(moves, moves, (before, after), go_on)?;
         if wrong.is_empty() {
             return Ok(());

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Lineages that are given back at the end, a count; of more than these, marking finds out that nobody has them.
-const MAX_RETIRED: usize = 1 << 12;
+const MAX_RETIRED_LINEAGES: usize = 1 << 12;
 
 /// A change of the attributes of a file.
 pub(crate) struct AttributeChange {
@@ -136,7 +136,7 @@ impl Hidden {
     }
 
     pub(crate) fn retire(&mut self, root: Retired) {
-        if root.record.clone_id != 0 && self.retired.len() < MAX_RETIRED {
+        if root.record.clone_id != 0 && self.retired.len() < MAX_RETIRED_LINEAGES {
             self.retired.push(root);
         }
     }

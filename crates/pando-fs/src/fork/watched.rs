@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use crate::{path, record::Record};
 
 /// Most files that are known one by one, a count; where it is more than these, any file may be one of them.
-const MAX_LEAVING: usize = 1 << 20;
+const MAX_LEAVING_FILES: usize = 1 << 20;
 /// Bytes of the number of a file in a key of the area.
 const ID_BYTES: usize = 8;
 
@@ -37,7 +37,7 @@ impl Watched {
 
     /// A name of this file goes.
     pub(crate) fn leaves(&mut self, id: u64) {
-        match self.leaving.len() < MAX_LEAVING {
+        match self.leaving.len() < MAX_LEAVING_FILES {
             true => _ = self.leaving.insert(id),
             false => self.any_leaves |= !self.leaving.contains(&id),
         }
@@ -121,7 +121,7 @@ mod tests {
     #[test]
     fn where_too_many_leave_to_be_known_any_may() {
         let mut watched = Watched::default();
-        (0..MAX_LEAVING as u64).for_each(|id| watched.leaves(id));
+        (0..MAX_LEAVING_FILES as u64).for_each(|id| watched.leaves(id));
         let data = |id: u64| [id, 0].map(u64::to_be_bytes).concat();
         assert!(watched.meets_data(&data(5)) && !watched.meets_data(&data(u64::MAX)));
         watched.leaves(5);

@@ -35,7 +35,7 @@ mod rollback;
 /// Longest note of a snapshot, bytes.
 pub const MAX_SNAPSHOT_NOTE: usize = 512;
 /// Longest path of the source that is noted, bytes; of a longer one the end.
-const MAX_SOURCE: usize = 256;
+const MAX_SOURCE_BYTES: usize = 256;
 
 /// A directory that is to be snapshotted, held still.
 pub(crate) struct Snapshotted<'a> {
@@ -513,6 +513,6 @@ fn source_path(entry: &[u8]) -> OsString {
     if path.is_empty() {
         path.push(b'/');
     }
-    let cut = path.len().saturating_sub(MAX_SOURCE);
+    let cut = path.len().saturating_sub(MAX_SOURCE_BYTES);
     OsString::from_vec(path.split_off(cut))
 }

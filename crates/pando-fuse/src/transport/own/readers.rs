@@ -49,10 +49,10 @@ const MAX_WAITING_THREADS: usize = 64;
 /// Idle threads that are kept for the next request that waits, a count. They have no memory for a request: that goes
 /// with the role. In a stream of large writes some tens of them wait, and each gigabyte of it started 200 threads anew
 /// where 12 were kept.
-const MAX_IDLE: usize = 48;
+const MAX_IDLE_THREADS: usize = 48;
 /// Where a request came while a thread did work after it had left the role, so many works go to the workers, a count:
 /// who makes requests side by side is served better by threads that keep their roles.
-const BESIDE: u32 = 256;
+const HANDED_ON_WORKS: u32 = 256;
 
 /// Reads requests and has them answered.
 pub(super) struct Readers<H: Handler> {
@@ -205,7 +205,7 @@ impl<H: Handler> Readers<H> {
                 crew.idle -= 1;
                 return Some(buffer);
             }
-            if crew.idle > MAX_IDLE && !first {
+            if crew.idle > MAX_IDLE_THREADS && !first {
                 crew.idle -= 1;
                 crew.threads -= 1;
                 return None;
@@ -291,7 +291,7 @@ impl<H: Handler> Readers<H> {
         let mut crew = self.crew.lock();
         if crew.left != Some(leave) {
             if here {
-                crew.beside = BESIDE;
+                crew.beside = HANDED_ON_WORKS;
             }
             return Role::None;
         }

@@ -15,10 +15,10 @@ use crate::cmd::r#try::store::Store;
 use crate::tree::{Piece, View};
 
 /// Files that get four bytes in their middle; that get a line at their end.
-const OVERWRITTEN: usize = 8;
-const APPENDED: usize = 4;
+const OVERWRITTEN_FILES: usize = 8;
+const APPENDED_FILES: usize = 4;
 /// Larger files are not edited: their expected content is kept in memory.
-const LARGEST: u64 = 8 << 20;
+const LARGEST_BYTES: u64 = 8 << 20;
 const MARK: &[u8] = b"TREE";
 const OWN_LINE: &[u8] = b"\nA line of its own for the clone.\n";
 const NEW_NAME: &str = ".pando-try-new";
@@ -51,7 +51,7 @@ impl Edits {
                 match meta.kind {
                     FileKind::Directory => todo.push(path),
                     // An edit of a file with further names would change these as well.
-                    FileKind::Regular if (16..LARGEST).contains(&meta.size) && meta.nlink == 1 => {
+                    FileKind::Regular if (16..LARGEST_BYTES).contains(&meta.size) && meta.nlink == 1 => {
                         files.push(path)
                     }
                     _ => {}
@@ -59,7 +59,7 @@ impl Edits {
             }
         }
         files.sort_unstable();
-        let want = (OVERWRITTEN + APPENDED + 2).min(files.len());
+        let want = (OVERWRITTEN_FILES + APPENDED_FILES + 2).min(files.len());
         let step = files.len().checked_div(want).unwrap_or(1).max(1);
         let mut chosen = files.into_iter().step_by(step).take(want);
         let mut edits = Edits { changed: Vec::new(), removed: chosen.next(), moved: None };
@@ -69,7 +69,7 @@ impl Edits {
         }
         for (i, path) in chosen.enumerate() {
             let mut expected = read(tree, &path)?;
-            let (at, data) = if i < APPENDED {
+            let (at, data) = if i < APPENDED_FILES {
                 (expected.len(), OWN_LINE)
             } else {
                 ((expected.len() - MARK.len()) / 2, MARK)

@@ -374,7 +374,7 @@ impl Fs {
         let mut numbers = BTreeSet::new();
         let mut pairs = view.prefix(&system::forks());
         while let Some((key, value)) = pairs.next_ref()? {
-            let place = entry(system::fork_place(key).unwrap_or_default());
+            let place = entry(system::fork_contents(key).unwrap_or_default());
             let what = || format!("fork {}", describe_path(&place));
             let fork = match Fork::decode(value) {
                 Ok(fork) => fork,
@@ -416,7 +416,7 @@ fn check_snapshotted(
 ) -> Result<()> {
     let mut pairs = view.prefix(&system::snapshotted(b""));
     while let Some((key, value)) = pairs.next_ref()? {
-        let place = system::snapshotted_place(key).unwrap_or_default();
+        let place = system::snapshotted_contents(key).unwrap_or_default();
         let entry = path::entry_of_contents(place).unwrap_or_default();
         let mut way = ScannedWay::new(ScannedDir::root());
         let is_dir = descend(view, lineages, &mut way, place)?;
@@ -526,7 +526,7 @@ fn check_policies(
     let mut pairs = view.prefix(&system::policy(b""));
     while let Some((key, value)) = pairs.next_ref()? {
         let entry =
-            path::entry_of_contents(system::policy_place(key).unwrap_or_default()).unwrap_or_default();
+            path::entry_of_contents(system::policy_contents(key).unwrap_or_default()).unwrap_or_default();
         let what = || format!("policy of {}", describe_path(&entry));
         if let Err(detail) = StoredPolicy::decode(value) {
             problem(report, format!("{}: {detail}", what()));

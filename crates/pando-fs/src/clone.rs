@@ -101,7 +101,7 @@ impl Fs {
                 names = self.lose_names(batch, end.at, &contents)?;
             }
             open_below = self.orphan_below(batch, top, &|_| false, now)?;
-            self.drop_kept_by_place(batch, &contents, staying)?;
+            self.drop_kept_by_prefix(batch, &contents, staying)?;
             batch.delete(path::meta(&end.entry));
             // Of a clone, what others have deleted.
             batch.releases();

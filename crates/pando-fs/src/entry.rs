@@ -331,7 +331,7 @@ impl Fs {
         // delete.
         let below = path::contents(&at.contents, bytes)?;
         batch.delete_prefix(path::meta(&below)).delete_prefix(path::data(&below));
-        self.drop_kept_by_place(&mut batch, &below, &Staying::new())?;
+        self.drop_kept_by_prefix(&mut batch, &below, &Staying::new())?;
         let lineage = self.retire(&mut batch, &at, &inode)?;
         Self::change_dir(&mut batch, &at, &touched);
         let above = self.above(&at);

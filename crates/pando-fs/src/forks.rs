@@ -1,10 +1,9 @@
 //! Forks: clones that remember what they were cloned from.
 //!
-//! A fork has a record under its place, which is the contents prefix of its directory, and an *origin*: a read-only
-//! clone of what it was at first, in a volume of its own, like that of a snapshot. Another key says, under the place
-//! of the directory that it was forked from, that it is one of that. Whatever moves or removes a directory moves or
-//! removes these keys in the same batch, by prefix, so there are no forks without a directory, and no origins
-//! without a fork.
+//! A fork has a record under the contents prefix of its directory, and an *origin*: a read-only clone of what it was
+//! at first, in a volume of its own, like that of a snapshot. Another key, under the contents prefix of the directory
+//! that it was forked from, says that the fork is one of that directory. A batch that moves or removes a directory
+//! moves or removes these keys, by prefix, so there are no forks without a directory, and no origins without a fork.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::Batch;
@@ -184,8 +183,8 @@ mod tests {
         for number in [0, u32::MAX] {
             assert!(Fork::decode(&Fork { number, ..fork }.encode()).is_err());
         }
-        let place = path::contents(b"", b"a").unwrap();
-        assert_eq!(system::fork_place(&system::fork(&place)), Some(&place[..]));
-        assert_eq!(system::forked_parts(&system::forked(&place, 9)), Some((&place[..], 9)));
+        let contents = path::contents(b"", b"a").unwrap();
+        assert_eq!(system::fork_contents(&system::fork(&contents)), Some(&contents[..]));
+        assert_eq!(system::forked_parts(&system::forked(&contents, 9)), Some((&contents[..], 9)));
     }
 }

@@ -67,7 +67,7 @@ mod background;
 mod below;
 mod bill;
 mod blockmap;
-mod by_place;
+mod by_prefix;
 mod census;
 mod check;
 mod children;

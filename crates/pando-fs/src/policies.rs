@@ -1,8 +1,8 @@
 //! Policies for snapshots as they are stored: what is to be snapshotted by itself, and what of that is kept.
 //!
-//! A directory has one policy at most, under its place (see `by_place`), so it goes with the directory when that is
-//! renamed or removed, and a clone begins without one. Who carries them out is above: `snapshot::automatic`. Uses keys
-//! and records.
+//! A directory has one policy at most, under its contents prefix (see `by_prefix`), so it goes with the directory
+//! when that is renamed or removed, and a clone begins without one. Who carries them out is above:
+//! `snapshot::automatic`. Uses keys and records.
 
 use std::ffi::OsString;
 
@@ -141,9 +141,9 @@ impl Fs {
         }
         let mut pairs = self.db.prefix(&system::policy(b""));
         while let Some((key, value)) = pairs.next_ref()? {
-            let place = system::policy_place(key).ok_or_else(|| damaged("impossible key"))?;
+            let contents = system::policy_contents(key).ok_or_else(|| damaged("impossible key"))?;
             let (uid, policy) = StoredPolicy::decode(value).map_err(damaged)?;
-            out.push((Bytes::copy_from_slice(place), uid, policy));
+            out.push((Bytes::copy_from_slice(contents), uid, policy));
         }
         Ok(out)
     }

@@ -256,7 +256,7 @@ impl<'a> Apply<'a> {
             self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, &carried, self.now)?);
         }
         if self.hidden.is_none() {
-            self.fs.drop_kept_by_place(&mut self.batch, &contents, &Staying::new())?;
+            self.fs.drop_kept_by_prefix(&mut self.batch, &contents, &Staying::new())?;
         }
         self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
         self.marks_leave(&contents);

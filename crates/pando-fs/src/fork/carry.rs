@@ -151,7 +151,7 @@ impl Apply<'_> {
         let mut pairs: Vec<_> = all(moving.from).into_iter().zip(all(&moving.to)).collect();
         if moving.is_dir && self.hidden.is_none() {
             let place = |entry: &[u8]| self.trees.ours.place(&contents_of(entry));
-            pairs.extend(self.fs.moves_kept_by_place(&place(moving.from), &place(&moving.to))?);
+            pairs.extend(self.fs.moves_kept_by_prefix(&place(moving.from), &place(&moving.to))?);
         }
         Ok(pairs)
     }

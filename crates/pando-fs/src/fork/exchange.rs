@@ -87,7 +87,7 @@ impl Exchange<'_> {
         if !self.linked_files(&mut batch, &mut apply, &mut memory)? {
             return Ok(None);
         }
-        if !self.kept_by_place(&mut batch)? {
+        if !self.kept_by_prefix(&mut batch)? {
             return Ok(None);
         }
         for (from, to) in path::without_links(&contents).into_iter().zip(path::without_links(&ours.contents))
@@ -325,7 +325,7 @@ impl Exchange<'_> {
 
     /// Forks, policies and snapshots of directories in this one: they go or move with their directories. False if
     /// others have moved the fork that is merged to where the merge moves or removes it.
-    fn kept_by_place(&self, batch: &mut Batch) -> Result<bool> {
+    fn kept_by_prefix(&self, batch: &mut Batch) -> Result<bool> {
         let (fs, top) = (self.fs, &self.places.ours.contents);
         // Where a directory is afterwards, if it lies in this one and does not stay where it is.
         let goes = |place: &[u8]| -> Option<Option<Vec<u8>>> {
@@ -351,7 +351,7 @@ impl Exchange<'_> {
             let mut pairs = self.view.prefix(&system::fork(top));
             while let Some((key, value)) = pairs.next_ref()? {
                 // A plan moves none, but one may have come since to what it moves.
-                let Some(to) = goes(system::fork_place(key).unwrap_or_default()) else { continue };
+                let Some(to) = goes(system::fork_contents(key).unwrap_or_default()) else { continue };
                 let number = Fork::decode(value).map_err(damaged)?.number;
                 if number == self.places.fork.number {
                     return Ok(false); // its place is that where its next origin is put down

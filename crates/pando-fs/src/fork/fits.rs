@@ -79,7 +79,7 @@ impl Fs {
                     let mut pairs: Vec<_> = old.into_iter().zip(new).collect();
                     if is_dir {
                         let place = |entry: &[u8]| trees.ours.place(&contents_of(entry));
-                        pairs.extend(self.moves_kept_by_place(&place(from), &place(&to))?);
+                        pairs.extend(self.moves_kept_by_prefix(&place(from), &place(&to))?);
                     }
                     let (mut leaves, mut arrives) = (Vec::new(), Vec::new());
                     for ((from, to), slot) in pairs.into_iter().zip(0u8..) {

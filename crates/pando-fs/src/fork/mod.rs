@@ -92,7 +92,7 @@ impl Fs {
                 continue;
             }
             let Fork { number, created, since, uid } = fork;
-            let path = directory_path(system::fork_place(key).unwrap_or_default());
+            let path = directory_path(system::fork_contents(key).unwrap_or_default());
             out.push(ForkInfo { number, path, source, created, since, uid });
         }
         Ok(out)

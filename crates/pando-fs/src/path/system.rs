@@ -141,7 +141,7 @@ pub(crate) fn forks() -> Bytes {
 }
 
 /// The contents prefix in a key of [`fork`].
-pub(crate) fn fork_place(key: &[u8]) -> Option<&[u8]> {
+pub(crate) fn fork_contents(key: &[u8]) -> Option<&[u8]> {
     key.get(KEY_HEAD_BYTES..)
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn policy(contents: &[u8]) -> Bytes {
 }
 
 /// The contents prefix in a key of [`policy`].
-pub(crate) fn policy_place(key: &[u8]) -> Option<&[u8]> {
+pub(crate) fn policy_contents(key: &[u8]) -> Option<&[u8]> {
     key.get(KEY_HEAD_BYTES..)
 }
 
@@ -177,7 +177,7 @@ pub(crate) fn snapshotted(contents: &[u8]) -> Bytes {
 }
 
 /// The contents prefix in a key of [`snapshotted`].
-pub(crate) fn snapshotted_place(key: &[u8]) -> Option<&[u8]> {
+pub(crate) fn snapshotted_contents(key: &[u8]) -> Option<&[u8]> {
     key.get(KEY_HEAD_BYTES..)
 }
 

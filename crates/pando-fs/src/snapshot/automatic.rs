@@ -139,11 +139,11 @@ impl Fs {
         Ok(found.map(|(uid, policy)| PolicyInfo { path: directory_path(&at.contents), uid, policy }))
     }
 
-    /// All policies, with the places of their directories, by which they are carried out.
+    /// All policies, with the contents prefixes of their directories, by which they are carried out.
     pub fn policies(&self) -> Result<Vec<(Bytes, PolicyInfo)>> {
-        let info = |(place, uid, policy): (Bytes, u32, StoredPolicy)| {
-            let path = directory_path(&place);
-            (place, PolicyInfo { path, uid, policy })
+        let info = |(contents, uid, policy): (Bytes, u32, StoredPolicy)| {
+            let path = directory_path(&contents);
+            (contents, PolicyInfo { path, uid, policy })
         };
         Ok(self.stored_policies()?.into_iter().map(info).collect())
     }
@@ -151,7 +151,7 @@ impl Fs {
     /// The policies of a directory and of all below it, each before those in it. Costs a scan of all policies.
     pub fn policies_in(&self, dir: Ino) -> Result<Vec<PolicyInfo>> {
         let contents = self.hold_dir(&self.dir(dir)?)?.contents.clone();
-        let inside = self.policies()?.into_iter().filter(|(place, _)| place.starts_with(&contents));
+        let inside = self.policies()?.into_iter().filter(|(inside, _)| inside.starts_with(&contents));
         Ok(inside.map(|(_, info)| info).collect())
     }
 

@@ -1,11 +1,12 @@
-//! Counting names: makes link counts exact where a batch could not know them.
+//! Counts names, and makes link counts exact where a batch could not know them.
 //!
-//! The clone of a directory takes the link area of its lineage along, with the files that have no name in the clone,
-//! and counts that include names elsewhere; the removal of a tree takes names away without a look at each. Both leave a
-//! mark in the lineage. A census looks at one moment of it: what the stored count of a file exceeds its names by is
-//! the same at any later moment, as each later change of names changes both alike. So it subtracts that, file by
-//! file, beside all others, and removes what has no name; then the marks that it found. Broken off anywhere, it is
-//! simply made again. Guarantees that it holds no lock over more than one file or a bounded step.
+//! The clone of a directory takes the link area of its lineage along, with files that have no name in the clone, and
+//! with counts that include names elsewhere. The removal of a tree removes names without reading each. Both leave a
+//! mark in the lineage. A census reads one moment of it. The excess of a stored count over the names of that moment
+//! stays the same later, because each later change of names changes both. So the census subtracts the excess, file by
+//! file, beside all other calls, and removes files without a name; then it removes the marks that it found. A census
+//! that was interrupted is made again from the start. Guarantees that it holds no lock over more than one file or a
+//! bounded step.
 
 use std::{collections::HashMap, sync::Weak, time::Duration};
 
@@ -14,7 +15,7 @@ use pando_db::{Batch, waiting};
 
 use crate::{
     background::BEGIN_AFTER,
-    counting::{Counting, CountingTurn, Watcher},
+    counting::{Counting, CountingClaim, Watcher},
     domain::{copies_of_links, linked_record},
     error::{Error, Result},
     inode::{InodeRef, Link},
@@ -29,7 +30,7 @@ use crate::{
     volume::{Fs, Inner},
 };
 
-/// Up to so many names that went with a tree are subtracted by the call itself.
+/// The call that removes a tree subtracts up to so many names itself.
 const FEW_NAMES: usize = 4096;
 /// Files without names that are removed in one step.
 const STEP_FILES: usize = 512;
@@ -42,11 +43,11 @@ pub(crate) struct LostNames {
     root: InodeRef,
     /// The mark that stands in the lineage until they are subtracted.
     number: u64,
-    /// How many of each file; `None` if they are many, or somebody counts there already: then a census finds out.
-    lost: Option<(HashMap<u64, u32>, CountingTurn)>,
+    /// How many of each file; `None` if they are many, or another thread counts there already: then a census finds out.
+    lost: Option<(HashMap<u64, u32>, CountingClaim)>,
 }
 
-/// A file of a link area that had no name when a count began, and that nobody had in memory when it was looked at.
+/// A file of a link area that had no name when a count began, and was not in memory when it was read.
 struct Nameless {
     id: u64,
     /// Names that its record said it had: fewer than now, if it got one since.
@@ -172,10 +173,10 @@ impl Fs {
         Ok(Some(LostNames { root: domain.root, number, lost }))
     }
 
-    /// Subtracts names that were removed, or has it done.
+    /// Subtracts names that were removed, or queues that.
     pub(crate) fn count_lost(&self, names: LostNames) {
         let LostNames { root, number, lost } = names;
-        let Some((lost, turn)) = lost else {
+        let Some((lost, claim)) = lost else {
             self.counting.wants(root);
             self.count_names_soon();
             return;
@@ -191,7 +192,7 @@ impl Fs {
         };
         // Where this failed, or another mark came meanwhile, a mark stands.
         let counted = subtract().unwrap_or(false);
-        drop(turn);
+        drop(claim);
         if !counted {
             self.counting.wants(root);
         }
@@ -239,7 +240,7 @@ impl Fs {
             inode.change(|s| s.apply(&change));
         }
         drop((own, at));
-        // Whoever looks it up from now on is given the new count.
+        // A lookup from now on gives the new count.
         if inode.peek(|s| s.lookups > 0) {
             self.counting.tell(inode.ino, self.workers.is_some());
         }
@@ -257,12 +258,12 @@ impl Fs {
         Ok(self.db.write(batch)?)
     }
 
-    /// Counts the names in one lineage, if it has marks and nobody else does so.
+    /// Counts the names in one lineage, if it has marks and no other thread counts there.
     fn count_in(&self, root: &InodeRef, gently: bool) -> Result<()> {
-        let turn = loop {
+        let claim = loop {
             match Counting::begin(&self.counting, root.ino) {
-                Some(turn) => break turn,
-                // The thread that has the turn looks for marks when it ends.
+                Some(claim) => break claim,
+                // The thread that counts there looks for marks when it ends.
                 None if gently || !self.counting.pause(SCAN_PAUSE) => return Ok(()),
                 None => {}
             }
@@ -321,7 +322,7 @@ impl Fs {
         }
         self.drop_nameless(root, &mut nameless)?;
         self.unmark(root, &numbers)?;
-        drop(turn);
+        drop(claim);
         Ok(())
     }
 

@@ -293,7 +293,7 @@ impl Fs {
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
             // What accounts say is what is there, until the batch is written.
-            let turn = self.sole_turn();
+            let accounts = self.lock_accounts();
             let now = self.now();
             let mut batch = Batch::new();
             let mut bill = Bill::default();
@@ -376,11 +376,11 @@ impl Fs {
                         taken.bytes += self.linked_taken(counts, &source, &source_end, &exclude)?;
                     }
                     // All linked files of the lineage come along until names are counted.
-                    taken.guessed |= left_out.guessed || links;
+                    taken.inexact |= left_out.inexact || links;
                     record.account = Some(Account {
                         limit: record.account.and_then(|account| account.limit),
                         used: taken.bytes,
-                        stale: taken.guessed,
+                        stale: taken.inexact,
                     });
                 } else if self.is_stale_around(source_end.at) {
                     self.make_stale(&mut record);
@@ -399,10 +399,10 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
             batch.put(system::cloned(), now.encode());
-            let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
+            let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
             self.write_unless_overtaken(batch, tries.overtaken)?;
             reserved.paid();
-            drop(turn);
+            drop(accounts);
             {
                 let mut cloned = self.cloned.lock();
                 *cloned = now.max(*cloned);

@@ -4,10 +4,10 @@
 //! removed in between, that call gets ESTALE, and the kernel goes the path once more. Where one name is replaced
 //! thousands of times a second, the second call comes too late as well, and the program is told ESTALE.
 //!
-//! So a call that came too late is noted, and for a while afterwards ([`KEEPS_FOR`]) a file that loses its last name is
+//! So a call that came too late is noted. For a while afterwards ([`KEEPS_FOR`]) a file that loses its last name is
 //! kept as if it were open, until the kernel has forgotten it: the second call finds it. Guarantees: where no call
-//! comes too late, nothing is kept and nothing is paid; at most [`MAX_KEPT_FILES`] files are kept at a time, and others are
-//! removed at once.
+//! comes too late, no file is kept and there is no cost; at most [`MAX_KEPT_FILES`] files are kept at a time, and
+//! others are removed at once.
 
 use std::{
     collections::HashMap,

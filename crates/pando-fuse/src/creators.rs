@@ -3,13 +3,13 @@
 //!
 //! With the write-back cache a new file that is written and closed at once costs more: the kernel asks for a capability
 //! before it takes the first byte, and writes out at close, which the program waits for. Programs that unpack, copy or
-//! check out trees do nothing else, and write each file by a call or two. Logs, databases and compilers write in many
+//! check out trees make only such files, and write each by a call or two. Logs, databases and compilers write in many
 //! calls, and read what they wrote. The files that a program made before show which kind it is, so this remembers
 //! callers (threads, as the kernel names them) by their last new files.
 //!
-//! Guarantees: a caller begins with the cache; one new file that was written past it in small pieces brings the
-//! caller back to it, and four times as long each time. Memory is bounded by [`MAX_CREATORS`] and by open files. Knows
-//! nothing of FUSE messages.
+//! Guarantees: a new caller uses the cache. After one new file that was written past the cache in small pieces the
+//! caller uses the cache again, and needs four times as many small files before it bypasses the cache once more. Memory
+//! is bounded by [`MAX_CREATORS`] and by open files. Knows nothing of FUSE messages.
 
 use std::collections::HashMap;
 
@@ -17,8 +17,8 @@ use parking_lot::Mutex;
 
 /// Small new files in a row after which the next one bypasses the cache, a count.
 const SMALL_FILES: u32 = 8;
-/// The same after a caller was wrong about its files many times: a program that unpacks an archive in calls of 512
-/// bytes makes many small files, and among them files of thousands of calls.
+/// The most of them that are needed, after many files for which it was wrong to bypass the cache: a program that
+/// unpacks an archive in calls of 512 bytes makes many small files, and among them files of thousands of calls.
 const MOST_SMALL_FILES: u32 = 8 << 10;
 /// A new file of at most so many bytes is a small one.
 const SMALL_FILE_BYTES: u64 = 256 << 10;
@@ -37,11 +37,11 @@ struct NewFile {
     bytes: u64,
 }
 
-/// What a caller has made.
+/// The new files of a caller.
 struct Maker {
     /// Small files in a row.
     small: u32,
-    /// How many are needed.
+    /// How many are needed to bypass the cache.
     needed: u32,
 }
 
@@ -52,7 +52,7 @@ struct CreatorsState {
     open: HashMap<u64, NewFile>,
 }
 
-/// Callers by what they make.
+/// Callers and their new files.
 #[derive(Default)]
 pub(crate) struct Creators {
     state: Mutex<CreatorsState>,

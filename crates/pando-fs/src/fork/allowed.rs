@@ -33,8 +33,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Error unless each directory above an entry is the owner's, or everybody may search it: names in others are not
-    /// told. The error names the topmost one.
+    /// Error unless each directory above an entry belongs to the owner or may be searched by all: names in other
+    /// directories are not told. The error names the topmost one.
     fn may_see(&mut self, spots: &Spots) -> Result<()> {
         let Some(owner) = self.who.owner else { return Ok(()) };
         let trees = &mut *self.trees;
@@ -117,7 +117,7 @@ impl Planner<'_> {
         }
     }
 
-    /// A directory of the origin that is not here is told as a whole; what was moved out of it is merged still.
+    /// A missing directory of the origin is reported as a whole; entries that were moved out of it are still merged.
     pub(crate) fn rest_of(&mut self, spots: &Spots, kind: FileKind) {
         if kind == FileKind::Directory {
             self.missed.insert(spots.base.clone());
@@ -126,7 +126,7 @@ impl Planner<'_> {
         }
     }
 
-    /// What is at `entry` on our side; `own` is the path in the origin of what may be replaced.
+    /// What occupies `entry` on this side; `own` is the path in the origin of an entry that may be replaced.
     pub(crate) fn occupant(&mut self, entry: &[u8], own: &[u8]) -> Result<Occupant> {
         let Some(value) = self.trees.ours.value(entry)? else { return Ok(Occupant::Nothing) };
         let Some(origin) = self.follow.origin_of(self.trees, entry, &value)? else {

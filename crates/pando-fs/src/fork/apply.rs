@@ -37,7 +37,8 @@ pub(crate) struct Apply<'a> {
     pub into: &'a InodeRef,
     pub now: Time,
     pub batch: Batch,
-    /// Lineages of directories, by contents prefix from the top; none of those that nobody looked into yet.
+    /// Lineages of directories, by contents prefix from the top; none for a directory of which no entry was ever looked
+    /// up.
     pub lineages: HashMap<Vec<u8>, Option<u32>>,
     /// Directories whose entries change.
     pub touched: BTreeSet<Vec<u8>>,
@@ -53,13 +54,13 @@ pub(crate) struct Apply<'a> {
     removed: Vec<(InodeRef, Fate)>,
     orphaned: Vec<InodeRef>,
     given_back: Vec<u32>,
-    /// Names that mean something else: directories from the top, and names.
+    /// Names that mean another entry now: directories from the top, and names.
     entries: Vec<(Vec<u8>, Vec<u8>)>,
     tree_removed: bool,
     pub carried: Carried,
-    /// What is left for the end, where the tree is one that nobody sees.
+    /// The work that is left for the end, if the tree is hidden.
     pub hidden: Option<Hidden>,
-    /// What may end it early, where nobody waits for what is done.
+    /// What may end the merge early, while no other call waits for it.
     pub bounds: Option<&'a Bounds<'a>>,
 }
 
@@ -89,7 +90,7 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// The lineage of the entries of a directory, if anybody looked into it.
+    /// The lineage of the entries of a directory, if one of them was ever looked up.
     pub(crate) fn lineage(&mut self, dir: &[u8]) -> Result<Option<u32>> {
         if dir.is_empty() {
             return Ok(Some(self.into.lineage));
@@ -146,7 +147,7 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// Writes what is in the batch if that is much, and nobody can see it.
+    /// Writes the batch if it is large and the tree is hidden.
     pub(crate) fn flush(&mut self) -> Result<()> {
         match &self.hidden {
             Some(hidden) if self.batch.len() >= hidden.limit => self.flush_all(),
@@ -154,13 +155,13 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// The same, however much that is.
+    /// Writes the batch, whatever its size.
     pub(crate) fn flush_all(&mut self) -> Result<()> {
         let batch = std::mem::replace(&mut self.batch, Batch::new());
         write_in_parts(self.fs, batch)
     }
 
-    /// Where the keys of one prefix of something wait.
+    /// The prefix under which the keys of one prefix of a moving entry wait.
     pub(crate) fn aside(&self, number: u32, slot: u8) -> Bytes {
         match &self.hidden {
             Some(hidden) => hidden.aside(number, slot),
@@ -181,7 +182,7 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// What has this contents prefix, from the volume, leaves its place or goes, and its marks with it.
+    /// Notes that the directory with this contents prefix, from the volume, is moved or removed, and its marks with it.
     pub(crate) fn marks_leave(&mut self, contents: &[u8]) {
         self.uncounted.retain(|root| !root.starts_with(contents));
     }
@@ -221,7 +222,7 @@ impl<'a> Apply<'a> {
         self.remove_for(entry, false)
     }
 
-    /// Removes what is at an entry; a copy of all that it is by then comes to its place, if it is `copied`.
+    /// Removes an entry. If it is `copied`, a copy of its latest state comes to its path.
     pub(crate) fn remove_for(&mut self, entry: &[u8], copied: bool) -> Result<()> {
         let Some(value) = self.trees.ours.value(entry)? else { return Ok(()) };
         let place = self.trees.ours.place(entry);
@@ -229,7 +230,7 @@ impl<'a> Apply<'a> {
         let record = match Stored::decode(&value) {
             Ok(Stored::Record(record)) => *record,
             named => {
-                // One name of several: who has none left goes when they are counted.
+                // One name of several: a file without names is removed when they are counted.
                 let root = self.root_of(entry)?;
                 if let (Some(hidden), Ok(Stored::Name(name)), false) = (&mut self.hidden, named, copied) {
                     hidden.watch(&root, name.id);
@@ -289,8 +290,8 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Says in memory what was done, once the batch is written: what the kernel has to be told, and whether names have
-    /// to be counted.
+    /// Changes the inodes in memory, once the batch is written; gives what the kernel has to be told, and whether names
+    /// have to be counted.
     pub(crate) fn done(mut self) -> (CloneReport, bool) {
         let mut report = CloneReport::default();
         std::mem::take(&mut self.carried).done(self.fs, self.now, &mut report);

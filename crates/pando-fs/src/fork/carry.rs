@@ -1,9 +1,9 @@
 //! The part of a merge that moves things: removals, renames and what is taken, in an order in which each finds its
 //! place.
 //!
-//! All that goes leaves its place first, what lies deepest before what it lies in; then all that comes arrives, what
-//! lies highest first. What moves waits in between under keys of its own, within one batch, unless nothing can be in
-//! its way. Guarantees that what moves keeps its number, in memory too. Uses the rest of carrying out, and plans.
+//! First all entries that are removed or moved leave their paths, the deepest ones first; then all that are moved or
+//! taken come to theirs, the highest ones first. In between, within one batch, a moving entry lies under keys of its
+//! own, unless its new path is free. Guarantees that an entry that moves keeps its number, in memory too.
 
 use std::cmp::Reverse;
 
@@ -26,7 +26,7 @@ use crate::{
     types::FileKind,
 };
 
-/// One that moves.
+/// An entry that moves.
 struct Moving<'a> {
     from: &'a [u8],
     dir: &'a [u8],
@@ -37,7 +37,7 @@ struct Moving<'a> {
     direct: bool,
 }
 
-/// What leaves its place.
+/// An entry that leaves its path.
 enum Going<'a> {
     Removed(&'a [u8]),
     Moved(Moving<'a>),
@@ -52,7 +52,7 @@ impl Going<'_> {
     }
 }
 
-/// What comes to a place.
+/// An entry that comes to a path.
 enum Coming<'a> {
     Moved(Moving<'a>),
     Taken { from: &'a [u8], to: Vec<u8>, without: &'a [Vec<u8>] },
@@ -113,7 +113,8 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Takes something out of a directory that was taken from the fork: by contents prefixes of that, and its path.
+    /// Removes the entry `inside` from a directory that was taken from the fork, whose contents prefixes are `from` and
+    /// `to`.
     pub(crate) fn leave_out(&mut self, from: &[u8], to: &[u8], inside: &[u8]) -> Result<()> {
         let (there, here) = ([from, inside].concat(), [to, inside].concat());
         let Some(value) = self.trees.theirs.value(&there)? else { return Ok(()) };
@@ -145,7 +146,7 @@ impl Apply<'_> {
         }
     }
 
-    /// Prefixes of all keys that move, from and to: those, and of a directory what is kept under its place.
+    /// Prefixes of all keys of a moving entry, from and to, with those that are kept by contents prefix.
     fn pairs(&self, moving: &Moving<'_>) -> Result<Vec<(Bytes, Bytes)>> {
         let all = |entry: &[u8]| prefixes(&self.trees.ours, entry, moving.is_dir);
         let mut pairs: Vec<_> = all(moving.from).into_iter().zip(all(&moving.to)).collect();
@@ -203,8 +204,8 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Brings the directories to memory to which something in memory moves, before anything is looked up there: with
-    /// them come those around, which may change and move as well.
+    /// Loads the directories to which an entry in memory moves, before anything is looked up there. The directories
+    /// around are loaded too, which may change and move as well.
     pub(crate) fn load_targets(&mut self, steps: &[Step]) -> Result<()> {
         let moves = steps.iter().filter_map(|step| match step {
             Step::Move { from, dir, .. } => Some((from, dir)),
@@ -222,7 +223,7 @@ impl Apply<'_> {
                 }
                 let target = self.loaded(dir)?;
                 self.targets.push(target);
-                // Somebody has looked into more directories by now.
+                // More directories are in memory by now.
                 self.lineages.clear();
             }
             rest = left;
@@ -230,8 +231,7 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// The directory here with this contents prefix, before the merge, brought to memory. The caller holds all of the
-    /// tree.
+    /// Loads the directory with this contents prefix, as before the merge. The caller holds all of the tree.
     pub(crate) fn loaded(&mut self, dir: &[u8]) -> Result<InodeRef> {
         if dir.is_empty() {
             return Ok(self.into.clone());

@@ -17,12 +17,12 @@ use crate::{
     types::FileKind,
 };
 
-/// Whose content a file gets.
+/// The content that a file gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContentOf {
-    /// It keeps what it has.
+    /// It keeps its own.
     Here,
-    /// The same, in a file of its own.
+    /// It keeps its own, in a new file.
     Copy,
     Fork,
     Both,
@@ -38,7 +38,7 @@ impl Apply<'_> {
         Ok(Some((self.trees.ours.found(to, &ours)?, self.trees.theirs.found(from, &theirs)?)))
     }
 
-    /// Whether what is at an entry is a linked file that is not in the tree that nobody sees.
+    /// Whether an entry is a linked file that is not in the hidden tree, so that it changes at the end.
     fn is_for_the_end(&mut self, entry: &[u8]) -> Result<bool> {
         let is_name = |value: &Bytes| matches!(Stored::decode(value), Ok(Stored::Name(_)));
         if self.hidden.is_none() || !self.trees.ours.value(entry)?.as_ref().is_some_and(is_name) {
@@ -53,7 +53,7 @@ impl Apply<'_> {
         Ok(around)
     }
 
-    /// Changes what is at `entry` to what the fork has at `from`; `text` is content of both sides for it.
+    /// Gives `entry` the aspects of the entry `from` of the fork; `text` is content that was merged from both sides.
     pub(crate) fn change(
         &mut self,
         (from, entry): (&[u8], &[u8]),
@@ -111,8 +111,8 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// What one side has written does not get the rights that only the other side gave: set-id bits and
-    /// capabilities stay where content, mode, owner and capabilities are all those of one side.
+    /// Content of one side must not get privileges that only the other side gave: set-id bits and capabilities stay
+    /// only if content, mode, owner and capabilities are all those of one side.
     fn drop_mixed_privileges(
         &self,
         record: &mut Record,
@@ -147,9 +147,9 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Puts a new file with the content of the fork's, or the `text` of both, in the place of one, as a program does
-    /// that writes a file beside and renames it: who has the old one open keeps that, and a kernel that keeps sizes
-    /// itself meets a new number.
+    /// Replaces a file by a new one with the content of the fork or with the merged `text`, like a program that writes
+    /// a new file and renames it: a program that has the old file open keeps it, and a kernel that keeps sizes itself
+    /// gets a new inode number.
     fn change_content(
         &mut self,
         entry: &[u8],
@@ -174,7 +174,8 @@ impl Apply<'_> {
             dense: if text.is_some() { None } else { from.dense },
             symlink: from.symlink.clone(),
             rdev: from.rdev,
-            // Build tools go by it: what was built here since the fork wrote the file is older than the new content.
+            // Build tools compare it: files that were built here since the fork wrote the file have to count as older
+            // than the new content.
             mtime: self.now,
             crtime: self.now,
             ..attributes

@@ -39,7 +39,7 @@ impl Planner<'_> {
         self.add_step(Step::Remove(entry.to_vec()))
     }
 
-    /// Takes what the fork has to a path where there is nothing.
+    /// Takes an entry of the fork to a free path.
     pub(crate) fn take(&mut self, spots: &Spots, value: &Bytes) -> Result<()> {
         let record = self.trees.theirs.found(&spots.theirs, value)?.record;
         self.owned(&spots.ours, record.uid)?;
@@ -63,8 +63,9 @@ impl Planner<'_> {
         }
     }
 
-    /// What of a directory that is taken from the fork this side has moved out of it, and so has elsewhere: paths from
-    /// the directory. What the fork has renamed in it as well is a conflict, and is merged where it is here.
+    /// Entries in a directory that is taken from the fork which this side has moved out of it, and so has elsewhere:
+    /// paths from the directory. If the fork has renamed such an entry in the directory as well, that is a conflict,
+    /// and the entry is merged where it is here.
     fn left_out(&mut self, spots: &Spots) -> Result<Vec<Vec<u8>>> {
         let (was, taken) = (contents_of(&spots.base), contents_of(&spots.theirs));
         let mut without = Vec::new();
@@ -97,7 +98,7 @@ impl Planner<'_> {
         Ok(without)
     }
 
-    /// Puts what the fork has in the place of what is there.
+    /// Replaces what occupies a path by the entry of the fork.
     pub(crate) fn replace(&mut self, spots: &Spots, theirs: &Bytes) -> Result<()> {
         match self.occupant(&spots.ours, &spots.base)? {
             Occupant::Nothing => {}

@@ -1,9 +1,8 @@
-//! Merging a fork: planned beside all others, then done in one batch while nobody is in either tree.
+//! Merges a fork: planned beside all other calls, then done in one batch while no call is in either tree.
 //!
 //! The plan is made of a frozen state, without a lock. Then both trees are held, and if nothing in them has changed
 //! since, the plan is carried out; else it is made again, the last time while both are held. A plan of more than a
-//! batch is for `large`. Guarantees that a merge is of one moment, and all of it or nothing. Uses plans and what
-//! carries them out.
+//! batch is for `large`. Guarantees that a merge is of one moment, and is done as a whole or not at all.
 
 use std::sync::atomic::AtomicBool;
 
@@ -31,15 +30,15 @@ use crate::{
     volume::Fs,
 };
 
-/// How often a plan is made beside others before they are held up, a count.
+/// How often a plan is made beside other calls before these have to wait, a count.
 const PLAN_ATTEMPTS: u32 = 3;
 
-/// What became of a plan while both trees were held.
+/// The result of a plan while both trees were held.
 enum Held {
     Done(MergeReport, CloneReport, bool),
-    /// It is none any more.
+    /// It is out of date.
     Old,
-    /// It is more than a batch.
+    /// It is too much for a batch.
     Large,
 }
 
@@ -222,9 +221,9 @@ impl Fs {
         }
         apply.batch.put(system::cloned(), now.encode());
         // It is counted later, for names of linked files.
-        let turn = self.sole_turn();
+        let accounts = self.lock_accounts();
         let mut account = Change::default();
-        if turn.is_some() {
+        if accounts.is_some() {
             let mut record = into.peek(|s| s.record.clone());
             self.bring(into, &mut record, plan.brought)?;
             account.account = Some(AccountChange::Set(record.account));
@@ -232,15 +231,15 @@ impl Fs {
             self.ledger.mark();
         }
         let mut bill = Bill::default();
-        bill.add(above, Taken { bytes: plan.brought, guessed: true });
-        let reserved = self.reserve_alone(&turn, &mut apply.batch, bill)?;
+        bill.add(above, Taken { bytes: plan.brought, inexact: true });
+        let reserved = self.reserve_alone(&accounts, &mut apply.batch, bill)?;
         let batch = std::mem::replace(&mut apply.batch, Batch::new());
         match self.db.write(batch) {
             Err(pando_db::Error::TooLarge { what: "batch", .. }) => return Ok(None),
             done => done?,
         }
         reserved.paid();
-        drop(turn);
+        drop(accounts);
         {
             let mut cloned = self.cloned.lock();
             *cloned = now.max(*cloned);

@@ -31,7 +31,7 @@ pub(crate) struct Place {
     pub root: Vec<u8>,
 }
 
-/// Where both are, and what is stored of the fork.
+/// Where both trees are, and the record of the fork.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Places {
     pub fork: Fork,
@@ -39,7 +39,7 @@ pub(crate) struct Places {
     pub ours: Place,
 }
 
-/// Where a directory seems to be, to one who holds nothing.
+/// Where a directory seems to be, read without a lock.
 struct Seen {
     place: Place,
     /// It, and the directories above.
@@ -76,14 +76,14 @@ impl Seen {
         self.up.get(self.root_at).ok_or(damaged)
     }
 
-    /// Whether it is there still.
+    /// Whether it is still there.
     fn is(&self, other: &Self) -> bool {
         let inos = |seen: &Self| seen.up.iter().map(|inode| inode.ino).collect::<Vec<_>>();
         self.place == other.place && inos(self) == inos(other)
     }
 }
 
-/// A plan that was made beside others, and of what.
+/// A plan that was made beside other calls, and the state that it was made of.
 pub(crate) type Planned = (Places, Snapshot, Plan);
 
 impl Places {
@@ -148,15 +148,15 @@ impl Fs {
         Ok(Places { fork: found, theirs, ours })
     }
 
-    /// Holds both trees so that nobody is in them, nor in the files with several names of their lineages, and they stay
-    /// where they are.
+    /// Holds both trees so that no call is in them, nor in the linked files of their lineages, and they stay where they
+    /// are.
     pub(crate) fn hold_both(
         &self,
         tries: &mut Attempts,
         fork: &InodeRef,
         into: &InodeRef,
     ) -> Result<(Places, Vec<Guard>), Obstacle> {
-        // Without a lock: one of these may be the one that was waited for, and it is to be used.
+        // Read without a lock: `tries` may hold one of these locks already, after waiting for it.
         let (theirs, ours) = (Seen::of(fork)?, Seen::of(into)?);
         let nested = theirs.place.contents.starts_with(&ours.place.contents);
         let outer = if nested { vec![&ours] } else { vec![&ours, &theirs] };
@@ -199,8 +199,7 @@ impl Fs {
         Ok((self.places_of(fork, into, [theirs.place, ours.place])?, held))
     }
 
-    /// Adds to the batch that the volume `number` has what the fork, which has this record, is at this place of the
-    /// batch.
+    /// Adds the clone of the fork, which has this record, into the volume `number`.
     pub(crate) fn freeze_fork(
         &self,
         batch: &mut Batch,

@@ -1,9 +1,9 @@
-//! What a merge would do: the changes of a fork since its origin, each held against what is there to merge into.
+//! Plans a merge: compares each change of a fork since its origin with the state of the directory to merge into.
 //!
-//! Goes by what the fork changed, in the order of keys, and looks elsewhere only at these places, wherever they are by
-//! now (`follow`); where the fork removed a directory, also at what the other side changed in it. What only the fork
-//! has is taken as a whole. Guarantees that nothing is planned for a place at which both sides changed the same thing
-//! differently, unless a side is preferred. Changes nothing. Uses sides, streams and comparisons of `diff`.
+//! Walks the changes of the fork in the order of keys, and reads the other trees only at the same entries, wherever
+//! they are by now (`follow`); where the fork removed a directory, also what the other side changed in it. A tree that
+//! only the fork has is taken as a whole. Guarantees that no step is planned for an entry that both sides changed
+//! differently, unless a side is preferred. Changes nothing.
 
 use bytes::Bytes;
 
@@ -78,7 +78,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Names, below a directory, of linked files that the fork has changed, where the names say the same.
+    /// Merges linked files that the fork has changed below a directory while their names stay the same.
     fn linked(&mut self, dirs: &Dirs, root: &[u8]) -> Result<()> {
         let pair = DirPair { before: [&dirs.base, root].concat(), after: [&dirs.theirs, root].concat() };
         let trees = &mut *self.trees;
@@ -101,8 +101,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// What is told at the directory around an entry of the origin that is not here: the topmost such, and nothing in
-    /// it can be merged, whatever that is.
+    /// Reports a conflict at the topmost directory around an entry of the origin that this side does not have: nothing
+    /// in it can be merged.
     fn lost(&mut self, dirs: &Dirs, entry: &[u8]) -> Result<()> {
         let dir = path::directory_of(entry);
         let told = |above: &[u8]| path::entry_of_contents(above).is_some_and(|e| self.missed.contains(&e));
@@ -184,7 +184,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Something is at a place of the fork, `a` in the origin, where that has not been.
+    /// The fork has a new entry at `b`; the same path in the origin is `a`.
     fn came(&mut self, dirs: &Dirs, a: &[u8], (b, theirs): (&[u8], &Bytes)) -> Result<()> {
         let inside = a.get(dirs.base.len()..).unwrap_or_default();
         let dir = match &dirs.new {
@@ -223,10 +223,10 @@ impl Planner<'_> {
         }
     }
 
-    /// The fork has removed what was moved here, which is not followed.
+    /// The fork has removed an entry that this side has moved by a rename that is not followed.
     fn removed_elsewhere(&mut self, a: &[u8], b: &[u8], ours: Vec<u8>) -> Result<()> {
         let Some(value) = self.trees.ours.value(&ours)? else { return Ok(()) };
-        // It is what this side has made of another file, which the fork has not removed.
+        // On this side another entry of the origin is there, which the fork has not removed.
         if self.follow.origin_of(self.trees, &ours, &value)?.is_some() {
             return Ok(());
         }
@@ -245,7 +245,7 @@ impl Planner<'_> {
                 if let Some(base) = self.follow.source_aside(id, &spots.theirs)
                     && self.follow.deleted_here(self.trees, id, &base)?
                 {
-                    // It was moved there and deleted here: not something new.
+                    // It is not new: the fork has moved it there, and this side has deleted it.
                     let spots = Spots { base, ..spots.clone() };
                     return match self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
                         true => self.replace(&spots, theirs),
@@ -260,7 +260,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Both sides have something there that the origin has not, at least not of this kind.
+    /// Both sides have an entry there, and the origin has none of this kind.
     fn both_new(&mut self, spots: &Spots, theirs: &Bytes, ours: &Bytes) -> Result<()> {
         let (there, here) = (kind(&spots.theirs, theirs)?, kind(&spots.ours, ours)?);
         if there != here {
@@ -279,7 +279,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// It is of another kind in the fork.
+    /// The entry is of another kind in the fork than in the origin.
     fn turned(
         &mut self,
         dirs: &Dirs,
@@ -306,7 +306,7 @@ impl Planner<'_> {
         self.both_new(&spots, theirs, &ours)
     }
 
-    /// It is of one kind in the origin and the fork.
+    /// The entry is of one kind in the origin and the fork.
     fn on_both(
         &mut self,
         dirs: &Dirs,

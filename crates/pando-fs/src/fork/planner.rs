@@ -29,13 +29,13 @@ pub(crate) struct Planner<'a> {
     pub steps: Vec<Step>,
     pub told: Vec<Told>,
     pub follow: Follow,
-    /// Renames that cannot be made here as such.
+    /// Renames that cannot be made here, and count as removal and addition.
     pub undone: HashSet<Identity>,
     /// Directories that are still to be merged.
     pub jobs: VecDeque<Dirs>,
-    /// What is settled in `linked`.
+    /// Changes that `linked` decides on.
     pub linked: LinkedSteps,
-    /// Directories of the origin that are missing here, as has been told.
+    /// Directories of the origin that are missing here, for which a conflict was reported.
     pub missed: HashSet<Vec<u8>>,
     pub text: TextBudget,
 }

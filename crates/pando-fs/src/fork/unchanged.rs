@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl Planner<'_> {
-    /// Whether our side has what was in the origin, unchanged; of a directory some entries may have been removed, but
-    /// none that come back with another one.
+    /// Whether this side has an entry of the origin unchanged. Of a directory some entries may have been removed, but
+    /// none that would come back with another directory.
     pub(crate) fn is_as_it_was(&mut self, spots: &Spots, base: &Bytes, ours: &Bytes) -> Result<bool> {
         let (b, o) = (self.trees.base.found(&spots.base, base)?, self.trees.ours.found(&spots.ours, ours)?);
         if b.record.kind != o.record.kind
@@ -53,14 +53,14 @@ impl Planner<'_> {
             let id = base.as_ref().map(|base| identity(&a, base)).transpose()?;
             if let Some(id) = id {
                 let goes = self.follow.leaves(id, &a);
-                // What was moved out here was not removed here.
+                // An entry that this side has moved out was not removed by it.
                 if !goes && self.follow.left_here(id, &a) {
                     return Ok(false);
                 }
                 if goes && id.1 == FileKind::Directory {
                     stream.skip(&contents_of(&path));
                 }
-                // What the fork has moved out is merged where it is there.
+                // An entry that the fork has moved out is merged at its path in the fork.
                 if goes && ours.as_ref().map(|ours| identity(&b, ours)).transpose()?.is_none_or(|o| o == id) {
                     continue;
                 }
@@ -116,7 +116,8 @@ impl Planner<'_> {
         Ok(None)
     }
 
-    /// Whether what was deleted here comes back with a directory that the fork has moved, perhaps with other content.
+    /// Whether an entry that this side has deleted comes back with a directory that the fork has moved, perhaps with
+    /// other content.
     fn comes_back(&mut self, id: Identity, entry: &[u8]) -> Result<bool> {
         if !self.follow.has_aside_there() {
             return Ok(false);

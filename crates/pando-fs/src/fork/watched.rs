@@ -1,13 +1,13 @@
-//! Files with several names that a large merge changes or whose names it takes, and that are in none of its copies.
+//! Linked files that a large merge changes, or of which it removes names, and that are in none of its copies.
 //!
-//! They lie in the area of the lineage around, where everybody goes on writing to them. Guarantees that what is written
-//! to such a file meets the merge wherever that would lose it. Pure; uses keys and records.
+//! They lie in the area of the lineage around, where other calls go on writing to them. Guarantees that a write to such
+//! a file clashes with the merge if the merge would lose it. Pure functions.
 
 use std::collections::HashSet;
 
 use crate::{path, record::Record};
 
-/// Most files that are known one by one, a count; where it is more than these, any file may be one of them.
+/// Most files that are known by number, a count; beyond these, every file counts as one of them.
 const MAX_LEAVING_FILES: usize = 1 << 20;
 /// Bytes of the number of a file in a key of the area.
 const ID_BYTES: usize = 8;
@@ -15,14 +15,14 @@ const ID_BYTES: usize = 8;
 /// See the module. Files by their number in the lineage.
 #[derive(Default)]
 pub(crate) struct Watched {
-    /// Those of which a name goes: when that was the last one, what was written to them is nowhere.
+    /// Those that lose a name: if it was the last one, what was written to them is lost.
     leaving: HashSet<u64>,
     any_leaves: bool,
-    /// Those that get extended attributes from the fork, of which some lie outside of the record.
+    /// Those that get extended attributes from the fork, some of which lie outside of the record.
     attrs: HashSet<u64>,
 }
 
-/// Whether two records of a file are the same, but for what reading it and other names of it change.
+/// Whether two records of a file are the same, apart from the access time and changes by other names of the file.
 fn alike(before: &[u8], after: &[u8]) -> bool {
     match (Record::decode(before), Record::decode(after)) {
         (Ok(a), Ok(b)) => Record { atime: b.atime, ctime: b.ctime, nlink: b.nlink, ..a } == b,

@@ -69,7 +69,7 @@ impl Fs {
             if limit.is_some() {
                 self.count_tree(&dir)?;
             }
-            // Nobody is to put an account right that has gone and come back meanwhile.
+            // No count may correct an account that was removed and made again meanwhile.
             let _one = self.ledger.count_alone();
             let done = self.with_attempts(|tries| {
                 let (_alone, entry) = self.attempt_alone(tries, &dir)?;

@@ -118,7 +118,7 @@ impl Fs {
         let now = at_time.unwrap_or_else(|| self.now());
         let owner = (dir.ino, &at.entry[..]);
         let place = Snapshotted { dir: &dir, owner, at: &at, entry: &at.entry, contents: &at.contents };
-        let turn = self.sole_turn();
+        let accounts = self.lock_accounts();
         let mut overtaken = false;
         let info = loop {
             let mut batch = Batch::new();
@@ -129,7 +129,7 @@ impl Fs {
                 written => break written.map(|()| info)?,
             }
         };
-        drop(turn);
+        drop(accounts);
         self.snapshots_changed(&family_dir, now);
         self.tree_cloned(now);
         let entries = vec![(dir.ino, OsString::from(".snapshots")), (family_dir.ino, info.name.clone())];
@@ -171,11 +171,11 @@ impl Fs {
             let owner = (source, &at.entry[..]);
             let (entry, contents) = (&from.entry[..], &from.contents[..]);
             let place = Snapshotted { dir: &shown, owner, at: &from, entry, contents };
-            let turn = self.sole_turn();
+            let accounts = self.lock_accounts();
             let by = Rights::from(by);
             let info = self.add_snapshot(&mut batch, by, &place, &family, (new, now), tries.overtaken)?;
             self.write_unless_overtaken(batch, tries.overtaken)?;
-            drop(turn);
+            drop(accounts);
             self.snapshots_changed(&family_dir, now);
             self.tree_cloned(now);
             let entries = vec![(family_dir.ino, info.name.clone())];

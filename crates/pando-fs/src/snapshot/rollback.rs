@@ -94,7 +94,7 @@ impl Fs {
             let families = states.families(tries)?;
             let staying = states.staying()?;
             let mut batch = Batch::new();
-            let turn = self.sole_turn();
+            let accounts = self.lock_accounts();
             let above = self.above(&at);
             let mut bill = Bill::default();
             let mut comes = None;
@@ -126,7 +126,7 @@ impl Fs {
                 record.account = Some(Account { limit, used, stale: true });
             }
             // Names of linked files are counted later, and all, if no limit asks for more.
-            bill.add(above, Taken { bytes: comes.map_or(0, |taken| taken.bytes), guessed: true });
+            bill.add(above, Taken { bytes: comes.map_or(0, |taken| taken.bytes), inexact: true });
             copy_out(&mut batch, number, &end.entry, &contents, &record);
             self.find_marks_later(&mut batch, now)?;
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
@@ -142,10 +142,10 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());
-            let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
+            let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
             self.write_unless_overtaken(batch, tries.overtaken)?;
             reserved.paid();
-            drop(turn);
+            drop(accounts);
             self.tree_cloned(now);
             parent.change(|s| touched.apply(&mut s.record));
             self.removed_all(&removal);
@@ -218,9 +218,9 @@ impl Fs {
             if record.account.is_some() || !above.is_empty() {
                 let mut taken = self.tree_taken(wanted, &self.attempt_dir(&root)?, &root)?;
                 // Linked files without a name in it go when names are counted.
-                taken.guessed |= counts;
+                taken.inexact |= counts;
                 let limit = record.account.and_then(|account| account.limit);
-                record.account = Some(Account { limit, used: taken.bytes, stale: taken.guessed });
+                record.account = Some(Account { limit, used: taken.bytes, stale: taken.inexact });
                 bill.add(above, taken);
             }
             batch.put(path::meta(&end.entry), record.encode());

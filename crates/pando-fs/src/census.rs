@@ -326,15 +326,15 @@ impl Fs {
         Ok(())
     }
 
-    /// Removes files of a link area that have no name and that nobody has in memory, so nobody can come by them; they
-    /// ascend, and had no others between them. Since they were looked at, one may have got a name again from somebody
-    /// who had it in memory: of that the names are subtracted that it does not have.
+    /// Removes files of a link area that have no name and are not in memory, so no call can reach them; they are given
+    /// in ascending order, without other files between them. Since they were read, one may have got a name again by a
+    /// call that had it in memory: from that one the names are subtracted that it does not have.
     fn drop_nameless(&self, root: &InodeRef, files: &mut Vec<Nameless>) -> Result<()> {
         let files = std::mem::take(files);
         let (Some(first), Some(last)) = (files.first(), files.last()) else { return Ok(()) };
         let at = self.hold_dir(root)?;
-        // Nobody puts another file into the area meanwhile, or gives one a name. A file with a number between these
-        // may have come since they were looked at.
+        // With this lock held, no file comes into the area or gets a name. A file with a number between these may have
+        // come since they were read.
         let area = &self.counting.area;
         let alone = waiting::take(|| area.try_write(), || area.write());
         let key = |id| path::meta(&path::linked(&at.contents, id));
@@ -429,7 +429,7 @@ impl Fs {
                 let mut batch = Batch::new();
                 batch.expect(key.clone(), Some(contents)).delete(key);
                 match self.db.write(batch) {
-                    // Another move meanwhile: it is looked for when somebody counts next.
+                    // Another move came meanwhile: the next count looks for marks again.
                     Err(pando_db::Error::Conflict { .. }) => {}
                     done => done?,
                 }
@@ -466,7 +466,7 @@ impl Fs {
     }
 
     /// Has `watcher` told of each inode in memory whose link count changes without a call on it. It must not call this
-    /// file system, nor wait for anybody who does. Only the first one is.
+    /// file system, nor wait for a thread that does. Only the first watcher is used.
     pub fn watch_link_counts(&self, watcher: impl Fn(Ino) + Send + Sync + 'static) {
         let watcher: Watcher = Box::new(watcher);
         self.counting.watch(watcher);

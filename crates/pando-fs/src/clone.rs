@@ -79,8 +79,8 @@ impl Removal {
 }
 
 impl Fs {
-    /// Adds the removal of an entry and all below it, and of what is kept by place there, but for what is `staying`.
-    /// The caller holds `tree` of it exclusively.
+    /// Adds the removal of an entry and all below it, and of the keys that are kept by contents prefix there, except
+    /// those `staying`. The caller holds `tree` of it exclusively.
     pub(crate) fn remove_all(
         &self,
         rights: Rights<'_>,

@@ -49,7 +49,7 @@ impl Drop for CountingClaim {
 pub(crate) struct Counting {
     state: Mutex<CountingState>,
     changed: Condvar,
-    /// Held shared by who puts files into link areas, exclusively by who removes ranges of them.
+    /// Held shared by calls that put files into link areas, exclusively by the thread that removes ranges of them.
     pub area: RwLock<()>,
     watcher: OnceLock<Watcher>,
 }

@@ -150,7 +150,7 @@ impl FileRuns {
         let (runs, _) = &mut *self.runs.lock();
         if let Some(run) = runs.iter_mut().find(|r| r.id == run) {
             run.busy = false;
-            // Whoever reads has overtaken it.
+            // The reader has overtaken it.
             if to > run.last {
                 run.to = Some(to);
             } else {

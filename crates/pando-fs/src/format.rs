@@ -56,7 +56,7 @@ pub(crate) fn encode_format(label: &str, features: u64) -> Bytes {
     out.freeze()
 }
 
-/// As much of a label as the superblock has room for: it is there for those who look without opening.
+/// As much of a label as the superblock has room for, for programs that read it without opening the store.
 pub(crate) fn for_superblock(label: &str) -> &str {
     /// Bytes of the field.
     const LABEL_BYTES: usize = 64;

@@ -79,7 +79,7 @@ impl LateCalls {
         if state.kept.len() >= MAX_KEPT_FILES || state.kept.contains_key(&inode.ino) {
             return None;
         }
-        // Before the look: whoever forgets the file after that sees that some are kept, and waits for the lock.
+        // Before the look: a FORGET of the file after that sees that files are kept, and waits for the lock.
         self.len.store(state.kept.len() + 1, Ordering::Release);
         let known = inode.peek(|s| s.lookups > 0);
         if known {
@@ -93,7 +93,7 @@ impl LateCalls {
     /// Takes back an open of [`LateCalls::keep`], if the kernel has not forgotten the file meanwhile.
     fn take_back(&self, inode: &InodeRef) {
         let mut state = self.state.lock();
-        // Whoever tries again what has failed does without.
+        // A call that is tried again is no reason to keep files.
         state.last = None;
         let kept = state.kept.remove(&inode.ino);
         self.len.store(state.kept.len(), Ordering::Release);

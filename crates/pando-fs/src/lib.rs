@@ -20,9 +20,9 @@
 //! - *Errors.* [`Error::errno`] gives the errno that a kernel would return.
 //! - *Flags* are those of Linux's open(2), as numbers.
 //!
-//! Keys and values are below (`path`, `record`, `merge`), then what is in memory (`inode`, `handle`, `volume`), then the
-//! calls by subject, each in a module of its own. The table `FS` of the engine's test `tidy_source` has all modules from
-//! the ground up, and what each may use; `docs/architecture.md` says where to begin.
+//! Keys and values are below (`path`, `record`, `merge`), then what is in memory (`inode`, `handle`, `volume`), then
+//! the calls by subject, each in a module of its own. The table `FS` of the engine's test `tidy_source` has all modules
+//! from the ground up, and what each may use; `docs/architecture.md` says where to begin.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};

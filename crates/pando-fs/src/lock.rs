@@ -24,7 +24,7 @@ pub(crate) enum Guard {
 
 /// Why an attempt to hold several locks ended.
 pub(crate) enum Obstacle {
-    /// Somebody has this lock: let everything go, wait for it, try again.
+    /// Another thread has this lock: release all locks, wait for it, try again.
     Taken { lock: Lock, exclusive: bool },
     /// What was found out is no longer so, and the batch that expected it was refused: try again.
     Overtaken,

@@ -18,7 +18,7 @@ use crate::{
     volume::Fs,
 };
 
-/// Most policies that a file system has, a count: whoever carries them out looks at all of them.
+/// Most policies that a file system has, a count: the thread that carries them out looks at all of them.
 pub const MAX_POLICIES: usize = 1024;
 /// Version of the record of a policy.
 const POLICY_VERSION: u8 = 1;
@@ -48,7 +48,7 @@ pub struct StoredPolicy {
 pub struct PolicyInfo {
     /// Where the directory is.
     pub path: OsString,
-    /// Who has set it: snapshots are made, and deleted, with the rights of this user.
+    /// The user who has set it: snapshots are made, and deleted, with the rights of this user.
     pub uid: u32,
     /// What it says.
     pub policy: StoredPolicy,

@@ -2,9 +2,9 @@
 //! several requests at a time, before anybody asks for it.
 //!
 //! Each open file has a [`ReadStream`], which watches where it is read. Two reads in order (three small ones) make a
-//! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to
-//! [`MAX_WINDOW_BYTES`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads
-//! at random. What lies behind the end of a file is read ahead for [`crate::file_runs`].
+//! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to [`MAX_WINDOW_BYTES`],
+//! so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads at random. What lies
+//! behind the end of a file is read ahead for [`crate::file_runs`].
 //!
 //! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come
 //! into memory and not bytes of files; all files together have at most a stated number of bytes read ahead;

@@ -1,7 +1,7 @@
 //! Marks that say where names of linked files have to be counted (`census`).
 //!
 //! A mark lies in the lineage, so it moves and is cloned with it. The system region names the contents prefix that the
-//! lineage had when it was marked; whoever moves or copies marks says there that this may not be true any more.
+//! lineage had when it was marked; a batch that moves or copies marks notes there that this may not be true any more.
 
 use pando_db::{Batch, Snapshot};
 

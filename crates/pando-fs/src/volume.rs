@@ -129,7 +129,7 @@ impl std::fmt::Debug for Fs {
 impl Fs {
     /// Says in the store that it has a feature, before anything is written that needs it. One write, once.
     pub(crate) fn need_feature(&self, feature: u64) -> Result<()> {
-        // Held over the write, so that the record of who comes second has the bits of both.
+        // Held over the write, so that the second of two records has the bits of both.
         let mut features = waiting::take(|| self.features.try_lock(), || self.features.lock());
         if *features & feature != feature {
             self.db.put(system::format(), encode_format(&self.label, *features | feature))?;

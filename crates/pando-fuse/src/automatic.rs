@@ -3,8 +3,8 @@
 //! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While the thread rests
 //! and nobody waits for syncs a note costs one load. While it works, and from a change of a policy until it has seen
 //! that, all syncs are noted: a snapshot may have been made before the sync, or a policy have come that waits for it.
-//! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every [`GATHER_SYNCS_FOR`]. What
-//! it does is given to [`Automatic::start`].
+//! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every
+//! [`GATHER_SYNCS_FOR`]. What it does is given to [`Automatic::start`].
 
 use std::{
     collections::HashSet,

@@ -34,11 +34,11 @@ use crate::{
     openers::Openers,
     own_threads::OwnThreads,
     past_pages::PastPages,
+    pending_reports::PendingReports,
     proof::Proofs,
     refused::Refused,
     times::{TimeChange, Times},
     transport::{Behind, Context, Errno, Notify, Outcome},
-    unsettled::Unsettled,
 };
 
 /// How long files that were written are gathered before the kernel is told of their blocks.
@@ -86,7 +86,7 @@ pub(crate) struct MountState {
     /// Carries out policies for snapshots.
     pub(crate) automatic: Arc<Automatic>,
     /// What these have changed and the kernel is to be told of.
-    pub(crate) unsettled: Unsettled,
+    pub(crate) pending_reports: PendingReports,
     pub(crate) stats: Option<StatsText>,
     /// Inodes whose attributes the kernel is to forget: see [`MountState::written`].
     pub(crate) written: Mutex<Vec<u64>>,
@@ -133,7 +133,7 @@ impl MountState {
             refused: Refused::default(),
             past_pages: Arc::default(),
             automatic: Arc::default(),
-            unsettled: Unsettled::default(),
+            pending_reports: PendingReports::default(),
             stats,
             written: Mutex::default(),
             bare: Mutex::default(),
@@ -248,7 +248,7 @@ impl MountState {
         self.write_out_for(self.caches.perhaps_dirty());
     }
 
-    /// The same for those who will soon wait again.
+    /// The same for a caller that will soon wait again.
     fn write_out_for(&self, files: Vec<u64>) {
         if let (Some(limit), false) = (self.dirty_limit.get(), files.is_empty()) {
             limit.waited_for();
@@ -367,7 +367,7 @@ impl MountState {
     }
 
     /// Drops what a change behind the kernel's back made stale. Only for workers.
-    pub(crate) fn settle(&self, report: &pando_fs::CloneReport) {
+    pub(crate) fn drop_stale(&self, report: &pando_fs::CloneReport) {
         for (dir, name) in &report.entries {
             self.tell(|n| n.forget_entry(*dir, name));
             // Its listing and its attributes.
@@ -402,7 +402,7 @@ impl MountState {
     }
 
     /// Takes out of a change what is none of the time of a file, or refuses it: see [`Times::change`].
-    pub(crate) fn settle_time(&self, c: &Context, ino: u64, change: &mut SetAttr) -> Outcome<()> {
+    pub(crate) fn filter_time(&self, c: &Context, ino: u64, change: &mut SetAttr) -> Outcome<()> {
         let time = match change.mtime {
             None => return Ok(()),
             Some(SetTime::At(time)) => Some(time),

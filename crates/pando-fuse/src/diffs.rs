@@ -32,14 +32,14 @@ const MAX_DIFFS_OF_USER: usize = 8;
 const MAX_DIFFS: usize = 64;
 /// Root may have so many besides, a count.
 const MAX_DIFFS_OF_ROOT: usize = MAX_DIFFS_OF_USER;
-/// How long one stays that nobody asks about.
+/// How long a difference is kept without a request for it.
 pub(crate) const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// How long one request waits for differences: then there may be fewer bytes than fit, and none perhaps.
 const TURN: Duration = Duration::from_millis(200);
 /// Bytes of a difference before its paths and ranges.
 const HEAD_BYTES: usize = 4 + 1 + 1 + 2 + 8 + 8 + 4 + 4;
 
-/// So many bytes are found before somebody asks for them.
+/// So many bytes are computed ahead of requests.
 const AHEAD_BYTES: usize = 128 << 10;
 
 /// A difference under way. When it is dropped, the thread ends that looks for what differs.
@@ -52,7 +52,7 @@ struct DiffSession {
 impl Drop for DiffSession {
     fn drop(&mut self) {
         self.told.stop.store(true, Ordering::Relaxed);
-        // Whoever has looked at the flag before it was set waits by now.
+        // A thread that read the flag before it was set waits by now.
         drop(self.told.found.lock());
         self.told.moved.notify_all();
     }
@@ -62,14 +62,14 @@ impl Drop for DiffSession {
 struct DiffProgress {
     found: Mutex<FoundBytes>,
     moved: Condvar,
-    /// Nobody wants to know any more.
+    /// The difference is not wanted any more.
     stop: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct FoundBytes {
     bytes: VecDeque<u8>,
-    /// So many somebody waits for.
+    /// The bytes that a request waits for.
     wanted: usize,
     /// Nothing more will be found, or why not.
     ended: Option<pando_fs::Result<()>>,
@@ -176,8 +176,8 @@ impl Diffs {
         join_within(PATIENCE_AT_END, "differences", threads);
     }
 
-    /// Ends those that nobody has asked about for `idle`, and gives the time after which there may be more to end;
-    /// `None` if none is left.
+    /// Ends those without a request for `idle`, and gives the time after which there may be more to end; `None` if none
+    /// is left.
     pub(crate) fn end_idle(&self, idle: Duration) -> Option<Duration> {
         let mut sessions = self.sessions.lock();
         let gone: Vec<DiffSession> =

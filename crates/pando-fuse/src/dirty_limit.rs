@@ -6,8 +6,8 @@
 //! would wait for each request otherwise. Guarantees that what the kernel may keep follows the speed at which pages
 //! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have: it is less where
 //! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`] and at least [`LEAST_WHILE_WAITED_BYTES`], since a
-//! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when
-//! nothing was written for [`SPEED_LASTS`], because whoever writes next may be slower: what lies above a limit that falls has
+//! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when nothing
+//! was written for [`SPEED_LASTS`], because whoever writes next may be slower: what lies above a limit that falls has
 //! all writers wait until it is written. Uses nothing.
 
 use std::{
@@ -20,12 +20,12 @@ use parking_lot::Mutex;
 
 /// What the server is to take in this time may be kept.
 const MOMENT: Duration = Duration::from_millis(50);
-/// The same as long as somebody has waited for what is kept within [`MEMORY`].
+/// The same while a call has waited for dirty pages within [`MEMORY`].
 const SHORT_MOMENT: Duration = Duration::from_millis(8);
 const MEMORY: Duration = Duration::from_secs(10);
 /// However slow the server is. (With half of it, a writer of single pages alone was slower by a quarter.)
 const LEAST_BYTES: u64 = 1 << 20;
-/// The same as long as somebody has waited.
+/// The same while a call has waited.
 const LEAST_WHILE_WAITED_BYTES: u64 = 384 << 10;
 /// However fast it is, but for where the kernel offers more.
 const MOST_BYTES: u64 = 64 << 20;
@@ -62,9 +62,9 @@ struct Speed {
     bytes: u64,
     /// The limit is that of a speed.
     known: bool,
-    /// Somebody looks whether nothing is written any more.
+    /// A thread checks whether writing has ended.
     watched: bool,
-    /// When somebody last began to wait for what is kept.
+    /// When a call last began to wait for dirty pages.
     waited: Option<Instant>,
 }
 
@@ -107,7 +107,7 @@ impl Speed {
         differs.then_some(limit)
     }
 
-    /// Notes that somebody waits; gives the limit if that is another one, where nobody has waited of late.
+    /// Notes that a call waits; gives the limit if it changes, because no call has waited of late.
     fn waits(&mut self, now: Instant) -> Option<u64> {
         let before = self.waited.replace(now);
         let first = before.is_none_or(|before| now.saturating_duration_since(before) >= MEMORY);
@@ -138,7 +138,7 @@ impl DirtyLimit {
         limit.set(START_BYTES).then(|| Self(Arc::new(limit)))
     }
 
-    /// Notes that somebody waits for what is kept: a clone, or a sync of all.
+    /// Notes that a call waits for dirty pages: a clone, or a sync of all.
     pub(crate) fn waited_for(&self) {
         let mut speed = self.0.speed.lock();
         if let Some(limit) = speed.waits(Instant::now()) {

@@ -26,7 +26,7 @@ pub(crate) fn log(error: &pando_fs::Error) {
         }
         news
     };
-    // Not under the lock: whoever reads the log may be slow.
+    // Not under the lock: the reader of the log may be slow.
     let level = if news { log::Level::Error } else { log::Level::Debug };
     log::log!(level, "{text}");
 }

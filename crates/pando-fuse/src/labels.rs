@@ -28,7 +28,7 @@ const MAX_ANSWERS: usize = 32;
 /// And for how long: whoever wants both asks for one behind the other.
 const SOON: Duration = Duration::from_millis(500);
 
-/// Who was told of which file that labels are not supported.
+/// Which callers were told of which file that labels are not supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Told {
     thread: u32,

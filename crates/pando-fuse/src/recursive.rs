@@ -8,8 +8,8 @@
 //! a request for what it is ([`OwnThreads`](crate::own_threads)): it sets only what was to be set.
 //!
 //! Guarantees that nobody sees an attribute from before once the call has returned. An answer to a lookup that was
-//! given before the change and is not with the kernel yet is waited for, for [`TAKEN_PATIENCE`] at most. A program can keep
-//! the kernel's lock on an inode, as by a write from memory that does not come: of such a file the times that the
+//! given before the change and is not with the kernel yet is waited for, for [`TAKEN_PATIENCE`] at most. A program can
+//! keep the kernel's lock on an inode, as by a write from memory that does not come: of such a file the times that the
 //! kernel owns may stay old, and the call returns all the same.
 
 use std::{
@@ -33,11 +33,11 @@ use crate::{
     transport::{Context, Errno, Outcome},
 };
 
-/// How long answers are waited for that the kernel has not taken in yet.
+/// How long the server waits for answers that the kernel has not taken in yet.
 const TAKEN_PATIENCE: Duration = Duration::from_secs(1);
 /// How long between looks whether it has.
 const TAKEN_POLL: Duration = Duration::from_millis(1);
-/// How long whoever keeps an inode locked is waited for.
+/// How long the server waits for an inode that is locked.
 const INODE_LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Threads that one change has the kernel take attributes by, if those before wait, a count.
 const MAX_TAKER_THREADS: usize = 4;
@@ -241,7 +241,7 @@ impl MountState {
         if times.mtime.is_some() {
             // With its access time, so that it is no time that the kernel tells by the way.
             let mut whole = change;
-            self.settle_time(c, ino, &mut whole)?;
+            self.filter_time(c, ino, &mut whole)?;
             times.mtime = whole.mtime;
         }
         Ok(self.fs.setattr(&Caller::root(), ino, &times)?)

@@ -278,7 +278,7 @@ impl MountState {
                 let (told, cache) =
                     self.fs.merge_unless(owner, shows.source, to.source, options, stop.flag())?;
                 drop(mounted);
-                self.settle(&cache);
+                self.drop_stale(&cache);
                 self.diffs.begin_bytes(c.uid, on, forked::report(&told).into())
             }
             ForkAsked::Info => {
@@ -425,7 +425,7 @@ impl MountState {
             None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace, exclude)?,
         };
         drop(mounted);
-        self.settle(&report);
+        self.drop_stale(&report);
         let message = if unstored > 0 { unstored.to_string() } else { String::new() };
         Ok(Response { value: begun.elapsed().as_micros() as u64, message, ..Response::default() })
     }
@@ -468,7 +468,7 @@ impl MountState {
                 self.write_out_below(source);
                 answer.value = self.unstored_below(source);
                 let (info, report) = self.fs.snapshot(by, source, &new)?;
-                self.settle(&report);
+                self.drop_stale(&report);
                 answer.message = named(&[info]);
             }
             Asked::Take(new, token) => {
@@ -477,32 +477,32 @@ impl MountState {
                 let tree_rights = tree.about(0, OsStr::new(""));
                 let tree = (Authority::Verified(&tree_rights), tree.source);
                 let (info, report) = self.fs.snapshot_of_tree(by, source, tree, &new)?;
-                self.settle(&report);
+                self.drop_stale(&report);
                 answer.message = named(&[info]);
             }
             Asked::Delete(number) => {
                 let mounted = self.keep_mounted(c.pid);
                 let report = self.fs.delete_snapshot(by, source, number)?;
                 drop(mounted);
-                self.settle(&report);
+                self.drop_stale(&report);
             }
             Asked::Rename(number, name) => {
                 let mounted = self.keep_mounted(c.pid);
                 let report = self.fs.rename_snapshot(by, source, number, &name)?;
                 drop(mounted);
-                self.settle(&report);
+                self.drop_stale(&report);
             }
-            Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
+            Asked::Keep(number, keep) => self.drop_stale(&self.fs.keep_snapshot(by, source, number, keep)?),
             Asked::DeleteGone(number) => {
                 self.has_it_whole(shows)?;
                 let mounted = self.keep_mounted(c.pid);
                 let report = self.fs.delete_gone_snapshot(by, number)?;
                 drop(mounted);
-                self.settle(&report);
+                self.drop_stale(&report);
             }
             Asked::Adopt(number, top) => {
                 self.has_it_whole(&self.shown(c, &Token(top))?)?;
-                self.settle(&self.fs.adopt_snapshots(by, source, number)?);
+                self.drop_stale(&self.fs.adopt_snapshots(by, source, number)?);
             }
             Asked::Policy => {
                 let policy = self.fs.policy_of(source)?;
@@ -518,7 +518,7 @@ impl MountState {
                 let mounted = self.keep_mounted(c.pid);
                 let (report, before) = self.fs.rollback(by, source, number, discard)?;
                 drop(mounted);
-                self.settle(&report);
+                self.drop_stale(&report);
                 answer.message = named(before.as_slice());
             }
         }
@@ -536,7 +536,7 @@ impl MountState {
             false => self.fs.remove_verified(&rights, *dir, name)?,
         };
         drop(mounted);
-        self.settle(&report);
+        self.drop_stale(&report);
         done(report.micros)
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! With the write-back cache the kernel owns the times of regular files: it takes none from an answer, and it sets none
 //! for a direct write of a file that the server opened so. For such a write the server sets the time as a program would
-//! (`inside`), from a thread of its own, when a request asks for the attributes ([`Times::settle`]). That request waits
-//! for it, but not longer than [`TIME_PATIENCE`]: the kernel may hold a lock on the inode until the request is answered.
-//! The thread does nothing unasked: it opens the mount for it, which makes an unmount at that moment fail as busy.
+//! (`inside`), from a thread of its own, when a request asks for the attributes ([`Times::wait_until_known`]). That
+//! request waits for it, but not longer than [`TIME_PATIENCE`]: the kernel may hold a lock on the inode until the
+//! request is answered. The thread does nothing unasked: it opens the mount for it, which makes an unmount at that
+//! moment fail as busy.
 //!
 //! A program can keep the kernel's lock on a file that it writes to for as long as it likes, and the thread waits for
 //! that. So after [`LOCK_PATIENCE`] another one takes over, and the first ends when it is done. Of the files of a
@@ -225,7 +226,7 @@ impl Times {
         }
     }
 
-    /// Whether the kernel lacks the time of `ino`, so that [`Times::settle`] may wait.
+    /// Whether the kernel lacks the time of `ino`, so that [`Times::wait_until_known`] may wait.
     pub(crate) fn is_stale(&self, ino: u64) -> bool {
         self.any.load(Ordering::Acquire) && self.state.lock().stale.contains_key(&ino)
     }
@@ -239,9 +240,9 @@ impl Times {
         }
     }
 
-    /// Waits until the kernel has the time of `ino`, for [`TIME_PATIENCE`] at most; whether it has. If not, it must not keep
-    /// the attributes that it gets: nobody would ask for the time again.
-    pub(crate) fn settle(self: &Arc<Self>, ino: u64) -> bool {
+    /// Waits until the kernel has the time of `ino`, for [`TIME_PATIENCE`] at most; whether it has. If not, it must not
+    /// keep the attributes that it gets: nobody would ask for the time again.
+    pub(crate) fn wait_until_known(self: &Arc<Self>, ino: u64) -> bool {
         let (mut state, until) = (self.state.lock(), Instant::now() + TIME_PATIENCE);
         while let Some(stale) = state.stale.get_mut(&ino)
             && Instant::now() < until

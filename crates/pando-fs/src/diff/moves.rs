@@ -58,7 +58,7 @@ struct Search {
 }
 
 impl Moves {
-    /// Finds them; `settle` says which hold.
+    /// Finds them; `confirm` says which hold.
     pub(crate) fn find(before: &mut Side, after: &mut Side, go_on: &GoOn<'_>) -> Result<Self> {
         Self::search(Search::default(), before, after, go_on)
     }

@@ -11,8 +11,8 @@ use bytes::Bytes;
 
 use crate::{
     diff::{
+        confirm::{Images, confirm_aside, confirm_moves, image},
         moves::{GoOn, Moves},
-        settle::{Images, image, settle, settle_aside},
         side::{Identity, Side, contents_of, identity},
         stream::DiffStream,
     },
@@ -102,7 +102,7 @@ fn find(
     }
     wrong.into_iter().for_each(|id| moves.remove(id));
     not_followed.into_iter().for_each(|id| moves.set_aside(id, &mut aside));
-    settle(&mut moves, one, other, go_on)?;
+    confirm_moves(&mut moves, one, other, go_on)?;
     Ok((moves, aside))
 }
 
@@ -133,11 +133,11 @@ impl Follow {
                 break;
             }
             into_new.into_iter().for_each(|id| there.set_aside(id, &mut aside_there));
-            settle(&mut there, base, theirs, go_on)?;
+            confirm_moves(&mut there, base, theirs, go_on)?;
         }
-        settle_aside(&there, &mut aside_there, base, theirs, go_on)?;
+        confirm_aside(&there, &mut aside_there, base, theirs, go_on)?;
         let (here, mut aside_here) = find(base, &mut trees.ours, undone, links, go_on)?;
-        settle_aside(&here, &mut aside_here, base, &trees.ours, go_on)?;
+        confirm_aside(&here, &mut aside_here, base, &trees.ours, go_on)?;
         let mut left: Vec<_> = here.all().map(|(id, a, _)| (a.to_vec(), id)).collect();
         left.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let by_path = |first: bool| {

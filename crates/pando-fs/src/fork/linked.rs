@@ -28,7 +28,7 @@ type NameChange = (Vec<u8>, Vec<u8>, Aspects);
 impl Planner<'_> {
     /// Decides which changes are made in place, once for all names. If there are such files, this reads the index of
     /// names of their lineages below the top.
-    pub(crate) fn settle_linked(&mut self) -> Result<()> {
+    pub(crate) fn decide_linked(&mut self) -> Result<()> {
         let linked = std::mem::take(&mut self.linked);
         if linked.is_empty() {
             return Ok(());

@@ -1,4 +1,4 @@
-//! Carrying a plan out: all its steps go into the batch, or into several on a tree that nobody sees (`hidden`).
+//! Carries a plan out: all its steps go into one batch, or into several on a hidden tree (`hidden`).
 
 use bytes::Bytes;
 

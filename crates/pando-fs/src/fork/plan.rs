@@ -41,7 +41,7 @@ impl Planner<'_> {
                 self.walk(&dirs)?;
             }
             if self.undone.len() == undone {
-                self.settle_linked()?;
+                self.decide_linked()?;
                 self.may_renew()?;
                 return self.arranged();
             }

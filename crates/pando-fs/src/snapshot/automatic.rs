@@ -1,8 +1,8 @@
 //! Policies carried out: which snapshots are due, and which go.
 //!
 //! What is to be done is a pure function of the policy, the time and the snapshots ([`StoredPolicy::is_due`],
-//! [`StoredPolicy::gone`], [`StoredPolicy::next`]). [`Fs::carry_out_policy`] does it, with the rights of who has set
-//! the policy; when it is called is for whoever serves the file system. Uses `policies` and snapshots.
+//! [`StoredPolicy::gone`], [`StoredPolicy::next`]). [`Fs::carry_out_policy`] does it, with the rights of the user who
+//! has set the policy. The program that serves the file system decides when to call it.
 
 use std::ffi::OsString;
 
@@ -245,7 +245,7 @@ impl Fs {
     ) -> Result<()> {
         let is_short = || Ok::<_, Error>(policy.is_short(&self.statfs()?));
         let mut short = is_short()?;
-        // What was deleted so far, for this policy or another or by somebody else, may be enough when it is back.
+        // The space that was freed so far, by this policy or otherwise, may be enough once it is available.
         if short && policy.gone(now, snapshots, true) != policy.gone(now, snapshots, false) {
             self.db.settle_until(|| self.ledger.is_stopped() || !is_short().unwrap_or(true))?;
             short = is_short()? && !self.ledger.is_stopped();

@@ -1,7 +1,7 @@
 //! What belongs to directories below one that is rolled back: their snapshots, policies and forks.
 //!
 //! All directories there are new ones afterwards. One that had its place, and was the same, when the snapshot was made,
-//! keeps what belongs to it. What belongs to others goes, as when they are removed. Uses what is kept by place.
+//! keeps what belongs to it. What belongs to the other directories is removed with them.
 
 use std::collections::HashMap;
 

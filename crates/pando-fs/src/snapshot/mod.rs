@@ -416,7 +416,7 @@ impl Fs {
         if let Some(root) = &root {
             self.may_leave(&family_dir, info.name.as_encoded_bytes(), root)?;
         }
-        // Nobody is inside when it goes.
+        // No call is inside when it is removed.
         let _tree = root.as_ref().map(|root| lock::exclusive(&root.tree));
         self.db.write(batch)?;
         if let Some(root) = &root {

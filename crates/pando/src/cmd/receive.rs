@@ -33,7 +33,7 @@ use crate::{
 /// How often a receiver notes how far it is: after so many bytes of content, or so long.
 const NOTE_EVERY_BYTES: u64 = 256 << 20;
 const NOTE_INTERVAL: Duration = Duration::from_secs(20);
-/// How often one who waits for the stream looks whether to stop.
+/// How often the thread that waits for the stream checks whether to stop.
 const STOP_POLL: Duration = Duration::from_millis(200);
 
 /// Make a tree of a stream of pando send

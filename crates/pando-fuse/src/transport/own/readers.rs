@@ -50,8 +50,8 @@ const MAX_WAITING_THREADS: usize = 64;
 /// with the role. In a stream of large writes some tens of them wait, and each gigabyte of it started 200 threads anew
 /// where 12 were kept.
 const MAX_IDLE_THREADS: usize = 48;
-/// Where a request came while a thread did work after it had left the role, so many works go to the workers, a count:
-/// who makes requests side by side is served better by threads that keep their roles.
+/// Where a request came while a thread did work after it had left the role, so many works go to the workers, a count: a
+/// program with parallel requests is served better by threads that keep their roles.
 const HANDED_ON_WORKS: u32 = 256;
 
 /// Reads requests and has them answered.

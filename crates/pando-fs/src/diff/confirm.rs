@@ -23,7 +23,7 @@ const MAX_PASSES: u32 = 16;
 pub(crate) type Images = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Leaves of the moves those that hold.
-pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side, go_on: &GoOn<'_>) -> Result<()> {
+pub(crate) fn confirm_moves(moves: &mut Moves, before: &Side, after: &Side, go_on: &GoOn<'_>) -> Result<()> {
     for _ in 0..MAX_PASSES {
         let wrong = wrong(moves, moves, (before, after), go_on)?;
         if wrong.is_empty() {
@@ -36,7 +36,7 @@ pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side, go_on: &GoO
 }
 
 /// Leaves of those that were set aside what would hold beside the moves.
-pub(crate) fn settle_aside(
+pub(crate) fn confirm_aside(
     moves: &Moves,
     aside: &mut Moves,
     before: &Side,

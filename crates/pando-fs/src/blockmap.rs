@@ -8,9 +8,8 @@
 //! with the data. Changes of a piece are blind and any two of them are one, so writes stay blind but for one scan of
 //! the map when a file with holes is first written to or looked at.
 //!
-//! Invariant: a bit at or above `dense` is set if and only if the block exists; a file whose record says
-//! nothing has no map. (Files with holes from before there were maps count as if they had none.) Uses keys and the
-//! engine's scans.
+//! Invariant: a bit at or above `dense` is set if and only if the block exists; a file whose record says nothing has no
+//! map. (Files with holes from before there were maps count as if they had none.)
 
 use std::collections::BTreeMap;
 

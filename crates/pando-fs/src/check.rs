@@ -2,8 +2,7 @@
 //!
 //! One scan of each region in key order, a point query for each directory and each file with data, and 8 bytes of
 //! memory for each entry. A second scan of the records if files have lost all their data. Changes nothing. The engine's
-//! own invariants and checksums are for its own check; that names keys, which [`describe_key`] turns into paths. Uses
-//! keys, records and lineages.
+//! own invariants and checksums are for its own check; that names keys, which [`describe_key`] turns into paths.
 
 mod blocks;
 mod outside;

@@ -1,9 +1,7 @@
 //! Counters whose numbers are given out once, ever.
 //!
-//! A counter reserves numbers in blocks: one write of the engine for each
-//! block, none for each number. A crash skips the rest of a block. Guarantee: no number
-//! is given out twice, as the log keeps the reservation before any use of it.
-//! Uses the engine's `get` and `write` only.
+//! A counter reserves numbers in blocks: one write of the engine for each block, none for each number. A crash skips
+//! the rest of a block. Guarantee: no number is given out twice, as the log keeps the reservation before any use of it.
 
 use bytes::Bytes;
 use pando_db::{Batch, Db, waiting};

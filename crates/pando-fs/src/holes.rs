@@ -2,7 +2,7 @@
 //!
 //! What `stat` tells of a file with holes needs its map (`blockmap`) once, and a number after that. Whoever writes to
 //! such a file, or looks for its holes, keeps the map in the inode; how much memory all of them take is bounded
-//! (`kept_maps`). Uses inodes, places, maps and sums.
+//! (`kept_maps`).
 
 use bytes::Bytes;
 use pando_db::Batch;

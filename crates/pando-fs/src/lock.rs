@@ -1,9 +1,9 @@
 //! Locks of inodes, taken by attempts.
 //!
-//! A call that needs the locks of several subtrees must not wait for one while it holds another. It takes each only
-//! if it is free ([`attempt_shared`], [`Attempts::exclusive`]); an [`Obstacle`] says which lock to wait for before
-//! the next attempt. `place` has the order of all locks. A call keeps its locks while it waits for the device, so a
-//! wait for such a lock may be a wait for the device, and is announced. Uses errors only.
+//! A call that needs the locks of several subtrees must not wait for one while it holds another. It takes each only if
+//! it is free ([`attempt_shared`], [`Attempts::exclusive`]); an [`Obstacle`] says which lock to wait for before the
+//! next attempt. `place` has the order of all locks. A call keeps its locks while it waits for the device, so a wait
+//! for such a lock may be a wait for the device, and is announced.
 
 use std::sync::Arc;
 

@@ -1,8 +1,7 @@
 //! Policies for snapshots as they are stored: what is to be snapshotted by itself, and what of that is kept.
 //!
-//! A directory has one policy at most, under its contents prefix (see `by_prefix`), so it goes with the directory
-//! when that is renamed or removed, and a clone begins without one. Who carries them out is above:
-//! `snapshot::automatic`. Uses keys and records.
+//! A directory has one policy at most, under its contents prefix (see `by_prefix`), so it goes with the directory when
+//! that is renamed or removed, and a clone begins without one. Who carries them out is above: `snapshot::automatic`.
 
 use std::ffi::OsString;
 

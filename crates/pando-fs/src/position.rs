@@ -9,10 +9,10 @@
 //!    those are looked at that begin so;
 //! 4. the names that were removed before, which are stored in a ring of the system region.
 //!
-//! Guarantee: nothing that stays in a directory is left out behind a cookie. What a name found in 1, 2 or 4
-//! says is true of any directory, since it is a name that has this cookie. Where nothing is found (the
-//! entry was removed at a crash, or 16,384 names ago) the listing goes on with the first name that
-//! begins like the cookie, so entries may come twice. Uses keys and the engine's `get` and `put`.
+//! Guarantee: nothing that stays in a directory is left out behind a cookie. What a name found in 1, 2 or 4 says is
+//! true of any directory, since it is a name that has this cookie. Where nothing is found (the entry was removed at a
+//! crash, or 16,384 names ago) the listing goes on with the first name that begins like the cookie, so entries may come
+//! twice.
 
 use std::{collections::VecDeque, sync::Arc};
 

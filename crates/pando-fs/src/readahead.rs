@@ -6,10 +6,10 @@
 //! so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads at random. What lies
 //! behind the end of a file is read ahead for [`crate::file_runs`].
 //!
-//! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come
-//! into memory and not bytes of files; all files together have at most a stated number of bytes read ahead;
-//! no thread is left when [`Readahead::stop`] returns. A read that meets a page under way waits for
-//! that one and reads nothing twice (the engine's part). Uses the engine's cursors; knows nothing of inodes.
+//! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come into
+//! memory and not bytes of files; all files together have at most a stated number of bytes read ahead; no thread is
+//! left when [`Readahead::stop`] returns. A read that meets a page under way waits for that one and reads nothing twice
+//! (the engine's part).
 
 use std::{
     collections::VecDeque,

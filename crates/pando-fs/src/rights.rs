@@ -6,10 +6,9 @@
 //! it that is not empty belongs to the caller, or the caller is root. (Whoever owns all directories
 //! could give himself the permissions and remove the entries one by one, sticky bits or not.)
 //!
-//! The rights come from a [`Caller`] whose user and groups are known, or from
-//! what the kernel has verified: [`VerifiedRights`]. Guarantees that the
-//! look inside a tree is true when the tree is removed, if its `tree` is held exclusively. Uses
-//! inodes, records and keys.
+//! The rights come from a [`Caller`] whose user and groups are known, or from what the kernel has verified:
+//! [`VerifiedRights`]. Guarantees that the look inside a tree is true when the tree is removed, if its `tree` is held
+//! exclusively.
 
 use pando_db::Snapshot;
 

@@ -1,13 +1,12 @@
 //! Differences that are being told, and the bytes in which they travel.
 //!
-//! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked
-//! on, each request gives the next piece, and closing the file ends it. What differs is found by a thread of its own,
-//! ahead of the requests by a piece, so no request lasts longer than [`TURN`], however much of both trees is equal: the
+//! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked on,
+//! each request gives the next piece, and closing the file ends it. What differs is found by a thread of its own, ahead
+//! of the requests by a piece, so no request lasts longer than [`TURN`], however much of both trees is equal: the
 //! kernel waits for an answer also in the name of a process that was killed. Each user has few, and one of which nobody
 //! takes a piece for a minute ends by itself ([`Diffs::end_idle`]): the frozen state that it has holds the space of all
 //! that is deleted meanwhile, by anybody. One that has ended reads no further than to the end of a page. So memory,
-//! threads and frozen states are bounded in number and in time. Uses the vocabulary of `pando_fs`, `ending`, and no
-//! kernel.
+//! threads and frozen states are bounded in number and in time.
 
 use std::{
     collections::{HashMap, VecDeque},

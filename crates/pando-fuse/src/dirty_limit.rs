@@ -8,7 +8,7 @@
 //! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`] and at least [`LEAST_WHILE_WAITED_BYTES`], since a
 //! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when nothing
 //! was written for [`SPEED_LASTS`], because whoever writes next may be slower: what lies above a limit that falls has
-//! all writers wait until it is written. Uses nothing.
+//! all writers wait until it is written.
 
 use std::{
     path::PathBuf,

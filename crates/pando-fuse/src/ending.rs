@@ -3,7 +3,7 @@
 //! A thread may be in a call of the kernel's that waits for a program which keeps a file or a directory locked, and
 //! such a program does that for as long as it likes: it reads into memory, or writes from memory, that does not come.
 //! The end of a mount does not wait for that. What such a thread does when it goes on in the end changes nothing: it
-//! tells the kernel of what it keeps, and there is no mount any more. Uses nothing.
+//! tells the kernel of what it keeps, and there is no mount any more.
 
 use std::{
     thread::{self, JoinHandle},

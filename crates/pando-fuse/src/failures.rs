@@ -1,7 +1,7 @@
 //! Failures that a caller hears of as EIO only: the log says what they are.
 //!
 //! A program that goes on after a failure repeats it, and a damaged store has many. So the same failure is logged once
-//! a minute, and others once a second. Uses nothing of the crate.
+//! a minute, and others once a second.
 
 use std::time::{Duration, Instant};
 

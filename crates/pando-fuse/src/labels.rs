@@ -8,7 +8,7 @@
 //!
 //! Guarantees: what is set is answered, and where anything was ever set "no such attribute" is the answer for what is
 //! not. Where the kernel itself asks for lists, to obey them, it is never told that they are not supported: it would
-//! refuse the caller. Memory is bounded by [`MAX_ANSWERS`]. Uses nothing of the file system.
+//! refuse the caller. Memory is bounded by [`MAX_ANSWERS`].
 
 use std::{
     collections::VecDeque,

@@ -18,9 +18,8 @@
 //! The attempts reach the server only if the kernel allows them, and all but lookups are refused: `ECANCELED` says
 //! that what was shown is noted. No entry has such a name, ever.
 //!
-//! Guarantees: a token is known to nobody but who fetched it, good for one
-//! request of the same user and process, and for ten seconds; a caller keeps few of them, so the memory
-//! is bounded. Uses neither the file system nor the kernel.
+//! Guarantees: a token is known to nobody but who fetched it, good for one request of the same user and process, and
+//! for ten seconds; a caller keeps few of them, so the memory is bounded.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! Extended attributes that have keys of their own, compared with the record that counts them. Uses keys and records.
+//! Extended attributes that have keys of their own, compared with the record that counts them.
 
 use bytes::Bytes;
 use pando_db::Snapshot;

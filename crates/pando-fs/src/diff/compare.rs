@@ -1,7 +1,7 @@
 //! Two entries compared: what of their records, their content and their extended attributes differs.
 //!
 //! Guarantees that content is equal outside of the ranges given, whatever the blocks it is stored in. Reads the blocks
-//! that differ and no others. Uses sides, records and attributes.
+//! that differ and no others.
 
 use std::ffi::OsString;
 

@@ -2,7 +2,7 @@
 //!
 //! Where one tree lies in the other, or a clone in what it was made of, a file number is there several times, and what
 //! looked as if it had come and gone may be compared with itself after all, as what holds it has moved. Guarantees that
-//! both ends of each move that is left are on one side only where the walk comes to them. Uses sides and moves.
+//! both ends of each move that is left are on one side only where the walk comes to them.
 
 use std::collections::HashMap;
 

@@ -1,7 +1,7 @@
 //! Files with several names that differ, found by their numbers: their names say the same on both sides.
 //!
 //! The files of a lineage lie together, so those that differ are found in proportion; their names are then looked for
-//! in the index of names below the directory in question, for some thousand files at a time. Uses sides and streams.
+//! in the index of names below the directory in question, for some thousand files at a time.
 
 use std::collections::BTreeSet;
 

@@ -3,7 +3,7 @@
 //! A pass over the records that differ. What is on one side only is a candidate. A directory of which both ends are
 //! known is compared with itself; one that is on one side only is listed, level by level, as long as both sides have
 //! candidates without a partner. So a moved directory costs what differs in it. Bounded: see [`MAX_CANDIDATES`] and
-//! [`MAX_NOTED_BYTES`]. Uses sides and streams.
+//! [`MAX_NOTED_BYTES`].
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,7 +1,6 @@
 //! The keys of records and of data that differ, as one sequence of paths.
 //!
-//! Guarantees that a path comes once, in the order of keys, and that nothing is read of what is skipped. Uses keys and
-//! the engine's differences.
+//! Guarantees that a path comes once, in the order of keys, and that nothing is read of what is skipped.
 
 use std::{
     collections::BTreeSet,

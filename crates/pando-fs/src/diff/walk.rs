@@ -1,7 +1,7 @@
 //! The walk over what differs, place by place, and what is told of each.
 //!
 //! One job is a pair of directories, of which one may be nothing; directories that moved are jobs of their own, so
-//! everything on either side is looked at once. Uses streams, sides, moves and links.
+//! everything on either side is looked at once.
 
 use std::{
     collections::VecDeque,

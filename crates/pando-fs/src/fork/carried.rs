@@ -1,6 +1,6 @@
 //! What a merge has moved: for later steps of its batch, and for the inodes in memory when the batch is written.
 //!
-//! Guarantees that an inode in memory has its new place when its entry has. Uses inodes.
+//! Guarantees that an inode in memory has its new place when its entry has.
 
 use std::collections::{BTreeSet, HashSet};
 

@@ -1,6 +1,4 @@
 //! The types of a plan: the three trees, places in them, and steps.
-//!
-//! Uses sides and comparisons of `diff`, and the words of `told`.
 
 use bytes::Bytes;
 

@@ -1,7 +1,7 @@
 //! Quotas: how much the tree of a directory may take (`docs/decisions/quotas.md`).
 //!
 //! A quota is the limit in the account of a directory. Guarantees that no call makes what is counted below more than
-//! the limit (EDQUOT), but for what [`Fs::set_quota`] names. Uses bills, counts, lineages and places.
+//! the limit (EDQUOT), but for what [`Fs::set_quota`] names.
 
 mod count;
 

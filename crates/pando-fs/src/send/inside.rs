@@ -1,4 +1,4 @@
-//! A tree of an open file system as one that is sent, or received. Uses the calls of `Fs`.
+//! A tree of an open file system as one that is sent, or received.
 
 use std::{
     cell::RefCell,

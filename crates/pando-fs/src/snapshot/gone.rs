@@ -2,7 +2,7 @@
 //!
 //! Snapshots stay when their directory is removed, whatever removes it: a removal of a tree, a rollback or a clone that
 //! replaces a directory above. They belong to its inode number, which nobody has any more. Here they come to belong to
-//! a directory that is there, where they can be listed, read, cloned and deleted as ever. Uses `family`.
+//! a directory that is there, where they can be listed, read, cloned and deleted as ever.
 
 use std::{
     collections::HashSet,

@@ -2,9 +2,8 @@
 //!
 //! A rollback is a clone of the snapshot that replaces the directory, in one batch; what the directory was becomes a
 //! snapshot first, unless that is to be thrown away. Inode numbers below are others afterwards, as those of any clone:
-//! what was moved out of the directory since the snapshot keeps its own. The family of snapshots goes with the
-//! place, and what belongs to directories below goes on with them if they were there already (`below`). Uses the
-//! batches of `clone`.
+//! what was moved out of the directory since the snapshot keeps its own. The family of snapshots goes with the place,
+//! and what belongs to directories below goes on with them if they were there already (`below`).
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Instant};
 

@@ -1,8 +1,7 @@
 //! What mount(8), umount(8), fsck(8) and mkfs(8) call: this program under another name.
 //!
-//! They look for `mount.TYPE` and so on in /sbin, where `pando install` puts links. Each takes the arguments that
-//! its caller's manual promises, and answers with that manual's exit codes, not with those of `exit`. Uses the
-//! commands.
+//! They look for `mount.TYPE` and so on in /sbin, where `pando install` puts links. Each takes the arguments that its
+//! caller's manual promises, and answers with that manual's exit codes, not with those of `exit`.
 
 mod answer;
 mod fsck;

@@ -1,9 +1,9 @@
 //! Where a received tree is made, and how it appears: in a mounted file system.
 //!
-//! Beside the tree that is to be, `.pando-receive-TOKEN` holds the tree as far as it has come, and a note of how
-//! far that is. It is open to its owner only, and what is not is left alone. A new tree gets its snapshot there and
-//! is then renamed to its place; one that is there already gets a snapshot of what was received among its own, and
-//! becomes that. Both are one step each, so nothing half done is ever seen. Uses `host`.
+//! Beside the tree that is to be, `.pando-receive-TOKEN` holds the tree as far as it has come, and a note of how far
+//! that is. It is open to its owner only, and what is not is left alone. A new tree gets its snapshot there and is then
+//! renamed to its place; one that is there already gets a snapshot of what was received among its own, and becomes
+//! that. Both are one step each, so nothing half done is ever seen.
 
 use std::{
     ffi::{OsStr, OsString},

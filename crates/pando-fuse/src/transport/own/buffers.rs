@@ -5,8 +5,7 @@
 //! once of late are kept while requests come: the others, and most when none was taken for a moment, go back to the
 //! kernel ([`Buffers::rest`]).
 //!
-//! Guarantees: a buffer belongs to who took it until it is dropped; at rest [`KEPT_BUFFERS`] stay. May use: the size of
-//! a request.
+//! Guarantees: a buffer belongs to who took it until it is dropped; at rest [`KEPT_BUFFERS`] stay.
 
 use std::{
     io,

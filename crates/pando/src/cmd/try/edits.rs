@@ -1,7 +1,7 @@
 //! The edits that `pando try` makes to the clone, and what they must lead to.
 //!
 //! Guarantees: a choice of edits is a function of the tree, and names each path that differs from the original after
-//! it. May use: trees, to choose and to verify; the store, to apply.
+//! it.
 
 use std::{
     collections::HashSet,

@@ -240,7 +240,7 @@ mod tests {
     use pando_db::device::MemDevice;
 
     use super::*;
-    use crate::types::{Caller, FormatOptions, MountOptions};
+    use crate::types::{Caller, FormatOptions, MountOptions, ROOT};
 
     /// Somebody is in the directory, or anywhere in its lineage, whenever the merge does not wait for the end of that.
     #[test]

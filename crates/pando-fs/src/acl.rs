@@ -14,10 +14,10 @@ pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
 /// Version of the bytes.
-const VERSION: u32 = 2;
+const ACL_VERSION: u32 = 2;
 /// Bytes of the version, and of an entry.
-const HEAD_BYTES: usize = 4;
-const ENTRY_BYTES: usize = 8;
+const ACL_HEAD_BYTES: usize = 4;
+const ACL_ENTRY_BYTES: usize = 8;
 
 /// Tags of entries, which the kernel has chosen.
 mod tag {
@@ -52,14 +52,14 @@ impl Acl {
         if value.is_empty() {
             return Ok(None);
         }
-        if value.len() < HEAD_BYTES || !(value.len() - HEAD_BYTES).is_multiple_of(ENTRY_BYTES) {
+        if value.len() < ACL_HEAD_BYTES || !(value.len() - ACL_HEAD_BYTES).is_multiple_of(ACL_ENTRY_BYTES) {
             return Err("access control list of an impossible length");
         }
-        if value.get_u32_le() != VERSION {
+        if value.get_u32_le() != ACL_VERSION {
             return Err("access control list of an unknown version");
         }
         let mut entries: Vec<Entry> = Vec::new();
-        while value.len() >= ENTRY_BYTES {
+        while value.len() >= ACL_ENTRY_BYTES {
             entries.push(Entry { tag: value.get_u16_le(), perm: value.get_u16_le(), id: value.get_u32_le() });
         }
         if entries.is_empty() {
@@ -83,8 +83,8 @@ impl Acl {
 
     /// The value of an attribute.
     pub(crate) fn encode(&self) -> Bytes {
-        let mut out = BytesMut::with_capacity(HEAD_BYTES + ENTRY_BYTES * self.0.len());
-        out.put_u32_le(VERSION);
+        let mut out = BytesMut::with_capacity(ACL_HEAD_BYTES + ACL_ENTRY_BYTES * self.0.len());
+        out.put_u32_le(ACL_VERSION);
         for e in &self.0 {
             out.put_u16_le(e.tag);
             out.put_u16_le(e.perm);
@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
-        let mut out = VERSION.to_le_bytes().to_vec();
+        let mut out = ACL_VERSION.to_le_bytes().to_vec();
         for (tag, perm, id) in entries {
             out.extend(tag.to_le_bytes());
             out.extend(perm.to_le_bytes());

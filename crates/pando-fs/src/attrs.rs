@@ -12,27 +12,27 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use crate::path;
 
 /// Longest value of an attribute, bytes.
-pub(crate) const MAX_VALUE: usize = 64 << 10;
+pub(crate) const MAX_VALUE_BYTES: usize = 64 << 10;
 /// Longest name of an attribute, with its namespace, bytes.
-pub(crate) const MAX_NAME: usize = 255;
+pub(crate) const MAX_ATTR_NAME_BYTES: usize = 255;
 /// Longest list of the names of a file, each with a zero behind it, bytes.
-pub(crate) const MAX_LIST: usize = 64 << 10;
+pub(crate) const MAX_LIST_BYTES: usize = 64 << 10;
 /// Longest value that may stand in a record, bytes.
-const MAX_INLINE_VALUE: usize = 1 << 10;
+const MAX_INLINE_BYTES: usize = 1 << 10;
 /// Most bytes of attributes in a record, an added one included; attributes of the system have more room, bytes.
 const INLINE_BYTES: usize = 2 << 10;
 const INLINE_SYSTEM_BYTES: usize = 4 << 10;
 /// Most bytes of attributes in any record: a capability always fits in, besides.
-const MOST_BYTES: usize = INLINE_SYSTEM_BYTES + EACH_BYTES + CAPABILITY.len() + MAX_CAPABILITY;
+const MOST_BYTES: usize = INLINE_SYSTEM_BYTES + EACH_BYTES + CAPABILITY.len() + MAX_CAPABILITY_BYTES;
 /// Bytes of the counts that come first, and of what comes before each attribute.
-const HEAD_BYTES: usize = 8;
+const COUNTS_BYTES: usize = 8;
 const EACH_BYTES: usize = 3;
 
 /// The capabilities of a program. They are always in the record, so that a write, which takes them away, need not read
 /// another key to know that there are none.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// Longest value of capabilities, bytes: those that the kernel makes have at most 24.
-pub(crate) const MAX_CAPABILITY: usize = 256;
+pub(crate) const MAX_CAPABILITY_BYTES: usize = 256;
 
 /// The extended attributes of a record.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -41,7 +41,7 @@ pub(crate) struct Attrs(Bytes);
 impl Attrs {
     /// The attributes in `bytes`, which may be none at all; the error says what is wrong with them.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
-        const CUT: &str = "cut extended attributes";
+        const CUT_ATTRS: &str = "cut extended attributes";
         if bytes.is_empty() {
             return Ok(Self::default());
         }
@@ -49,18 +49,18 @@ impl Attrs {
         if bytes.len() > MOST_BYTES {
             return Err("more extended attributes than a record holds");
         }
-        let mut rest = bytes.get(HEAD_BYTES..).ok_or(CUT)?;
+        let mut rest = bytes.get(COUNTS_BYTES..).ok_or(CUT_ATTRS)?;
         while !rest.is_empty() {
             let (name, value) =
-                (rest.try_get_u8().map_err(|_| CUT)?, rest.try_get_u16_le().map_err(|_| CUT)?);
+                (rest.try_get_u8().map_err(|_| CUT_ATTRS)?, rest.try_get_u16_le().map_err(|_| CUT_ATTRS)?);
             if name == 0 {
                 return Err("extended attribute without a name");
             }
-            if usize::from(value) > MAX_INLINE_VALUE {
+            if usize::from(value) > MAX_INLINE_BYTES {
                 return Err("extended attribute longer than one in a record");
             }
             let len = usize::from(name) + usize::from(value);
-            rest = rest.get(len..).ok_or(CUT)?;
+            rest = rest.get(len..).ok_or(CUT_ATTRS)?;
         }
         Ok(Self(Bytes::copy_from_slice(bytes)))
     }
@@ -77,13 +77,13 @@ impl Attrs {
 
     /// How many attributes have keys of their own, and the bytes of their names with a zero behind each.
     pub(crate) fn outside(&self) -> (u32, u32) {
-        let mut head = self.0.get(..HEAD_BYTES).unwrap_or(&[0; HEAD_BYTES]);
+        let mut head = self.0.get(..COUNTS_BYTES).unwrap_or(&[0; COUNTS_BYTES]);
         (head.get_u32_le(), head.get_u32_le())
     }
 
     /// Names and values in the record.
     pub(crate) fn inline(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
-        let mut rest = self.0.get(HEAD_BYTES..).unwrap_or_default();
+        let mut rest = self.0.get(COUNTS_BYTES..).unwrap_or_default();
         std::iter::from_fn(move || {
             let (&name, tail) = rest.split_first()?;
             let (value, tail) = tail.split_at_checked(2)?;
@@ -114,13 +114,16 @@ impl Attrs {
         out.put_u32_le(count);
         out.put_u32_le(bytes);
         for (name, value) in inline {
-            assert!(name.len() <= MAX_NAME && value.len() <= MAX_INLINE_VALUE, "checked by `fits`");
+            assert!(
+                name.len() <= MAX_ATTR_NAME_BYTES && value.len() <= MAX_INLINE_BYTES,
+                "checked by `fits`"
+            );
             out.put_u8(name.len() as u8);
             out.put_u16_le(value.len() as u16);
             out.put_slice(name);
             out.put_slice(value);
         }
-        if count == 0 && out.len() == HEAD_BYTES {
+        if count == 0 && out.len() == COUNTS_BYTES {
             return Self::default();
         }
         Self(out.freeze())
@@ -134,23 +137,23 @@ impl Attrs {
     /// The same with an attribute in the record, which must fit.
     pub(crate) fn with(&self, name: &[u8], value: &[u8]) -> Self {
         let others = self.inline().filter(|(n, _)| *n != name);
-        let room = self.0.len().max(HEAD_BYTES) + EACH_BYTES + name.len() + value.len();
+        let room = self.0.len().max(COUNTS_BYTES) + EACH_BYTES + name.len() + value.len();
         Self::encode(self.outside(), others.chain([(name, value)]), room)
     }
 
     /// The same with these counts of attributes outside.
     pub(crate) fn with_outside(&self, outside: (u32, u32)) -> Self {
-        Self::encode(outside, self.inline(), self.0.len().max(HEAD_BYTES))
+        Self::encode(outside, self.inline(), self.0.len().max(COUNTS_BYTES))
     }
 
     /// Whether an attribute that is not in the record is to be put there.
     pub(crate) fn fits(&self, name: &[u8], value: &[u8]) -> bool {
         let most = match name {
-            CAPABILITY => return value.len() <= MAX_CAPABILITY,
+            CAPABILITY => return value.len() <= MAX_CAPABILITY_BYTES,
             _ if name.starts_with(b"system.") || name.starts_with(b"security.") => INLINE_SYSTEM_BYTES,
             _ => INLINE_BYTES,
         };
-        value.len() <= MAX_INLINE_VALUE && self.0.len() + EACH_BYTES + name.len() + value.len() <= most
+        value.len() <= MAX_INLINE_BYTES && self.0.len() + EACH_BYTES + name.len() + value.len() <= most
     }
 }
 
@@ -164,7 +167,7 @@ pub(crate) fn key_number(name: &[u8]) -> u64 {
     for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
         hash = (hash ^ hash >> 33).wrapping_mul(factor);
     }
-    path::ATTRS | (hash ^ hash >> 33) >> 8
+    path::ATTRS_BEGIN | (hash ^ hash >> 33) >> 8
 }
 
 /// Attributes under one key.
@@ -176,16 +179,16 @@ pub(crate) struct Bucket {
 impl Bucket {
     /// The bucket in the value of a key.
     pub(crate) fn decode(value: &Bytes) -> Result<Self, &'static str> {
-        const CUT: &str = "cut extended attribute";
+        const CUT_ATTR: &str = "cut extended attribute";
         let mut rest = value.clone();
         let mut attrs = Vec::new();
         while !rest.is_empty() {
-            let name = usize::from(rest.try_get_u8().map_err(|_| CUT)?);
-            let value = rest.try_get_u32_le().map_err(|_| CUT)? as usize;
+            let name = usize::from(rest.try_get_u8().map_err(|_| CUT_ATTR)?);
+            let value = rest.try_get_u32_le().map_err(|_| CUT_ATTR)? as usize;
             if name == 0 || name.saturating_add(value) > rest.len() {
-                return Err(CUT);
+                return Err(CUT_ATTR);
             }
-            if value > MAX_VALUE {
+            if value > MAX_VALUE_BYTES {
                 return Err("extended attribute longer than any");
             }
             let name = rest.split_to(name);
@@ -198,7 +201,10 @@ impl Bucket {
     pub(crate) fn encode(&self) -> Option<Bytes> {
         let mut out = BytesMut::new();
         for (name, value) in &self.attrs {
-            assert!(name.len() <= MAX_NAME && value.len() <= MAX_VALUE, "checked before it is set");
+            assert!(
+                name.len() <= MAX_ATTR_NAME_BYTES && value.len() <= MAX_VALUE_BYTES,
+                "checked before it is set"
+            );
             out.put_u8(name.len() as u8);
             out.put_u32_le(value.len() as u32);
             out.put_slice(name);
@@ -268,7 +274,7 @@ mod tests {
     #[test]
     fn numbers_of_keys_lie_behind_those_of_maps() {
         for name in [&b"user.a"[..], b"user.b", b"security.selinux", b""] {
-            assert_eq!(key_number(name) >> 56, path::ATTRS >> 56);
+            assert_eq!(key_number(name) >> 56, path::ATTRS_BEGIN >> 56);
         }
         assert_ne!(key_number(b"user.a"), key_number(b"user.b"));
     }

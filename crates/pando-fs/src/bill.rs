@@ -13,12 +13,13 @@ use smallvec::SmallVec;
 use crate::{
     account::AccountChange,
     error::{Error, Result},
+    format::FEATURE_ACCOUNTS,
     inode::{InodeRef, Link},
-    ledger::{SharedTurn, SoleTurn},
+    ledger::{SharedAccounts, SoleAccounts},
     merge::Change,
     path,
     place::{At, DirAt},
-    volume::{ACCOUNTS, Fs},
+    volume::Fs,
 };
 
 /// An account, and what is added to it.
@@ -28,10 +29,10 @@ struct Line {
     key: Bytes,
     bytes: i64,
     /// `bytes` is an estimate.
-    guessed: bool,
+    inexact: bool,
 }
 
-/// The accounts around a place, from the inside out.
+/// The accounts of the directories above a place, from the lowest one up.
 #[derive(Default)]
 pub(crate) struct Above(SmallVec<[Line; 2]>);
 
@@ -40,14 +41,14 @@ impl Above {
         self.0.is_empty()
     }
 
-    /// One of them has a limit.
+    /// Whether one of them has a limit.
     pub(crate) fn has_limit(&self) -> bool {
         let has =
             |line: &Line| line.dir.peek(|s| s.record.account.is_some_and(|account| account.limit.is_some()));
         self.0.iter().any(has)
     }
 
-    /// One of them is stale.
+    /// Whether one of them is stale.
     pub(crate) fn has_stale(&self) -> bool {
         self.0.iter().any(Line::is_stale)
     }
@@ -68,12 +69,12 @@ impl Above {
 pub(crate) struct Taken {
     pub bytes: i64,
     /// `bytes` is an estimate: it may be more, or less.
-    pub guessed: bool,
+    pub inexact: bool,
 }
 
 impl Taken {
     pub(crate) fn exact(bytes: i64) -> Self {
-        Self { bytes, guessed: false }
+        Self { bytes, inexact: false }
     }
 }
 
@@ -100,20 +101,20 @@ impl Bill {
             match self.lines.iter_mut().find(|l| l.dir.ino == line.dir.ino) {
                 Some(there) => {
                     there.bytes = there.bytes.saturating_add(bytes);
-                    there.guessed |= taken.guessed;
+                    there.inexact |= taken.inexact;
                 }
-                None => self.lines.push(Line { bytes, guessed: taken.guessed, ..line }),
+                None => self.lines.push(Line { bytes, inexact: taken.inexact, ..line }),
             }
         }
     }
 }
 
-/// A bill that is in the accounts in memory, and in a batch that is not written yet. Dropping it takes it out of the
-/// accounts again, unless it was paid.
+/// A bill that is added to the accounts in memory, and to a batch that is not written yet. Dropping it subtracts it
+/// again, unless it was paid.
 #[derive(Default)]
 pub(crate) struct Reserved<'a> {
     lines: SmallVec<[Line; 2]>,
-    _turn: Option<SharedTurn<'a>>,
+    _accounts: Option<SharedAccounts<'a>>,
 }
 
 impl Reserved<'_> {
@@ -145,7 +146,7 @@ impl Line {
         });
     }
 
-    /// The same, if the limit allows it.
+    /// Adds to the account in memory if its limit allows that.
     fn reserve(&self) -> Result<()> {
         let fits = self.dir.change(|s| match &mut s.record.account {
             Some(account) => {
@@ -154,7 +155,7 @@ impl Line {
                 let fits = self.bytes <= 0 || used <= limit;
                 if fits {
                     account.used = used;
-                    account.stale |= self.guessed;
+                    account.stale |= self.inexact;
                 }
                 fits
             }
@@ -167,7 +168,7 @@ impl Line {
 impl Fs {
     /// Whether there is, or was, any account. No I/O.
     pub(crate) fn has_accounts(&self) -> bool {
-        self.has_feature(ACCOUNTS)
+        self.has_feature(FEATURE_ACCOUNTS)
     }
 
     /// The accounts around the entries of a directory: its own, and those of all above it.
@@ -180,8 +181,8 @@ impl Fs {
         self.above_in(&at.dir, &at.contents, true)
     }
 
-    /// The same for a directory with this contents prefix, whose locks the caller holds in another way; or, with
-    /// `links`, for the link area of its lineage.
+    /// The accounts around the entries of a directory with this contents prefix, whose locks the caller holds in
+    /// another way; or, with `links`, those around the link area of its lineage.
     pub(crate) fn above_in(&self, dir: &InodeRef, contents: &[u8], links: bool) -> Above {
         let mut above = Above::default();
         if !self.has_accounts() || dir.frozen {
@@ -203,7 +204,7 @@ impl Fs {
             if counted && inside {
                 let entry = path::entry_of(contents.get(..end).unwrap_or_default(), start);
                 let (dir, key) = (dir.clone(), path::meta(&entry));
-                above.0.push(Line { dir, key, bytes: 0, guessed: false });
+                above.0.push(Line { dir, key, bytes: 0, inexact: false });
             }
             let Some((parent, _)) = up else { break };
             (dir, end) = (parent, start);
@@ -223,24 +224,24 @@ impl Fs {
     pub(crate) fn reserve(&self, batch: &mut Batch, bill: Bill) -> Result<Reserved<'_>> {
         for line in bill.lines.iter().filter(|line| line.is_stale()) {
             self.ledger.wants(&line.dir);
-            self.recount_soon();
+            self.count_trees_soon();
         }
-        if bill.lines.iter().all(|line| line.bytes == 0 && !line.guessed) {
+        if bill.lines.iter().all(|line| line.bytes == 0 && !line.inexact) {
             return Ok(Reserved::default());
         }
-        let turn = self.ledger.shared();
-        self.reserve_in(batch, bill, Some(turn))
+        let accounts = self.ledger.shared();
+        self.reserve_in(batch, bill, Some(accounts))
     }
 
-    /// The exclusive turn, if there are accounts: for a call that copies accounts or makes them stale.
-    pub(crate) fn sole_turn(&self) -> Option<SoleTurn<'_>> {
+    /// The exclusive lock of the accounts, if there are any: for a call that copies accounts or makes them stale.
+    pub(crate) fn lock_accounts(&self) -> Option<SoleAccounts<'_>> {
         self.has_accounts().then(|| self.ledger.alone())
     }
 
-    /// Like [`Fs::reserve`], for a caller that holds the turn of [`Fs::sole_turn`].
+    /// Like [`Fs::reserve`], for a caller that holds the lock of [`Fs::lock_accounts`].
     pub(crate) fn reserve_alone(
         &self,
-        _turn: &Option<SoleTurn<'_>>,
+        _accounts: &Option<SoleAccounts<'_>>,
         batch: &mut Batch,
         bill: Bill,
     ) -> Result<Reserved<'_>> {
@@ -251,20 +252,20 @@ impl Fs {
         &'a self,
         batch: &mut Batch,
         bill: Bill,
-        turn: Option<SharedTurn<'a>>,
+        accounts: Option<SharedAccounts<'a>>,
     ) -> Result<Reserved<'a>> {
-        let mut reserved = Reserved { lines: SmallVec::new(), _turn: turn };
+        let mut reserved = Reserved { lines: SmallVec::new(), _accounts: accounts };
         for line in bill.lines {
-            if line.bytes == 0 && !line.guessed {
+            if line.bytes == 0 && !line.inexact {
                 continue;
             }
             line.reserve()?; // an error drops `reserved`, which takes the earlier lines back
-            if line.guessed {
+            if line.inexact {
                 self.ledger.mark();
                 self.ledger.wants(&line.dir);
-                self.recount_soon();
+                self.count_trees_soon();
             }
-            let account = line.guessed.then_some(AccountChange::Stale(true));
+            let account = line.inexact.then_some(AccountChange::Stale(true));
             let change = Change { billed: line.bytes, account, ..Change::default() };
             batch.upsert(line.key.clone(), change.encode());
             reserved.lines.push(line);

@@ -7,9 +7,8 @@
 //! of the blocks that it writes, and that of the last block; only a search for holes, and what makes some, need the
 //! whole map.
 //!
-//! Invariant: a bit at or above `dense` is set if and only if the block exists; a file whose record says
-//! nothing has no map. (Files with holes from before there were maps count as if they had none.) Uses keys and the
-//! engine's scans.
+//! Invariant: a bit at or above `dense` is set if and only if the block exists; a file whose record says nothing has no
+//! map. (Files with holes from before there were maps count as if they had none.)
 
 use std::collections::BTreeMap;
 
@@ -25,7 +24,7 @@ const UNITS: u64 = BLOCK_SIZE / 512;
 /// Bytes of memory of a piece, its part of the nodes of the tree included, which may be half empty.
 const PIECE_MEMORY_BYTES: usize = 2 * (8 + PIECE as usize / 8);
 /// Up to so many pieces are removed one by one.
-const FEW: usize = 8;
+const FEW_PIECES: usize = 8;
 
 /// First byte of an upsert that is an [`Edit`].
 pub(crate) const EDIT_TAG: u8 = 3;
@@ -209,7 +208,7 @@ impl BlockMap {
 
     /// Bounds of the keys of the pieces.
     fn keys(data: &[u8]) -> [Bytes; 2] {
-        [path::block(data, path::MAP), path::block(data, path::ATTRS)]
+        [path::block(data, path::MAP), path::block(data, path::ATTRS_BEGIN)]
     }
 
     fn collect(mut pairs: Cursor, data: &[u8], dense: u64) -> Result<Self> {
@@ -261,7 +260,7 @@ impl BlockMap {
             false => self.pieces.range(whole.clone()).map(|(piece, _)| *piece).collect(),
         };
         gone.iter().for_each(|piece| _ = self.pieces.remove(piece));
-        if gone.len() > FEW {
+        if gone.len() > FEW_PIECES {
             batch.delete_range(key(whole.start), Some(key(whole.end)));
         } else {
             gone.iter().for_each(|piece| _ = batch.delete(key(*piece)));
@@ -370,8 +369,11 @@ impl BlockMap {
         let (piece, within) = (end / PIECE, end % PIECE);
         let first = if within == 0 { piece } else { piece + 1 };
         let gone = self.pieces.split_off(&first);
-        if gone.len() > FEW {
-            batch.delete_range(path::block(data, path::MAP | first), Some(path::block(data, path::ATTRS)));
+        if gone.len() > FEW_PIECES {
+            batch.delete_range(
+                path::block(data, path::MAP | first),
+                Some(path::block(data, path::ATTRS_BEGIN)),
+            );
         } else {
             for piece in gone.keys() {
                 batch.delete(path::block(data, path::MAP | piece));

@@ -1,19 +1,21 @@
-//! Counting names: makes link counts exact where a batch could not know them.
+//! Counts names, and makes link counts exact where a batch could not know them.
 //!
-//! The clone of a directory takes the link area of its lineage along, with the files that have no name in the clone,
-//! and counts that include names elsewhere; the removal of a tree takes names away without a look at each. Both leave a
-//! mark in the lineage. A census looks at one moment of it: what the stored count of a file exceeds its names by is
-//! the same at any later moment, as each later change of names changes both alike. So it subtracts that, file by
-//! file, beside all others, and removes what has no name; then the marks that it found. Broken off anywhere, it is
-//! simply made again. Guarantees that it holds no lock over more than one file or a bounded step.
+//! The clone of a directory takes the link area of its lineage along, with files that have no name in the clone, and
+//! with counts that include names elsewhere. The removal of a tree removes names without reading each. Both leave a
+//! mark in the lineage. A census reads one moment of it. The excess of a stored count over the names of that moment
+//! stays the same later, because each later change of names changes both. So the census subtracts the excess, file by
+//! file, beside all other calls, and removes files without a name; then it removes the marks that it found. A census
+//! that was interrupted is made again from the start. Guarantees that it holds no lock over more than one file or a
+//! bounded step.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Weak, time::Duration};
 
 use bytes::Bytes;
-use pando_db::{Batch, Snapshot, waiting};
+use pando_db::{Batch, waiting};
 
 use crate::{
-    counting::{Counting, CountingTurn, Watcher},
+    background::BEGIN_AFTER,
+    counting::{Counting, CountingClaim, Watcher},
     domain::{copies_of_links, linked_record},
     error::{Error, Result},
     inode::{InodeRef, Link},
@@ -24,28 +26,28 @@ use crate::{
     record::{Record, Stored},
     sums::record_bytes,
     types::{Ino, ROOT, Time},
-    volume::Fs,
+    uncounted::marks,
+    volume::{Fs, Inner},
 };
 
-/// Up to so many names that went with a tree are subtracted by the call itself.
+/// The call that removes a tree subtracts up to so many names itself.
 const FEW_NAMES: usize = 4096;
 /// Files without names that are removed in one step.
 const STEP_FILES: usize = 512;
-/// The background lets others go first for this long after each so many steps of a scan, and before it begins.
+/// The background lets others go first for this long after each so many steps of a scan.
 const PAUSE_STEPS: u64 = 4096;
-const PAUSE: Duration = Duration::from_millis(5);
-const BEGIN_AFTER: Duration = Duration::from_millis(200);
+const SCAN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Names of linked files that were removed with the tree around them.
 pub(crate) struct LostNames {
     root: InodeRef,
     /// The mark that stands in the lineage until they are subtracted.
     number: u64,
-    /// How many of each file; `None` if they are many, or somebody counts there already: then a census finds out.
-    lost: Option<(HashMap<u64, u32>, CountingTurn)>,
+    /// How many of each file; `None` if they are many, or another thread counts there already: then a census finds out.
+    lost: Option<(HashMap<u64, u32>, CountingClaim)>,
 }
 
-/// A file of a link area that had no name when a count began, and that nobody had in memory when it was looked at.
+/// A file of a link area that had no name when a count began, and was not in memory when it was read.
 struct Nameless {
     id: u64,
     /// Names that its record said it had: fewer than now, if it got one since.
@@ -58,24 +60,6 @@ pub(crate) fn overtakes(e: &pando_db::Error) -> bool {
 }
 
 impl Fs {
-    /// Adds a mark that the names in a lineage have to be counted, whose root has this contents prefix then.
-    pub(crate) fn mark_uncounted(&self, batch: &mut Batch, contents: &[u8]) -> Result<u64> {
-        let number = self.fresh_clone()?;
-        batch.put(path::meta(&path::uncounted(contents, number)), Stored::UNCOUNTED);
-        batch.put(system::to_count(number), contents.to_vec());
-        Ok(number)
-    }
-
-    /// Adds to a batch that moves or copies a directory that marks are to be looked for, if there may be any in it:
-    /// what is said of where they are is not true of what is moved or copied. One cursor step, if there ever was a
-    /// linked file.
-    pub(crate) fn find_marks_later(&self, batch: &mut Batch, now: Time) -> Result<()> {
-        if self.has_links() && self.db.prefix(&system::all_to_count()).next().transpose()?.is_some() {
-            batch.put(system::marks_to_find(), now.encode());
-        }
-        Ok(())
-    }
-
     /// Counts in all lineages that have marks. A scan of all records.
     fn count_marked(&self, gently: bool) -> Result<()> {
         let view = self.db.snapshot();
@@ -85,7 +69,7 @@ impl Fs {
         while let Some((key, _)) = pairs.next_ref()? {
             steps += 1;
             let goes_on = match gently && steps.is_multiple_of(PAUSE_STEPS) {
-                true => self.counting.pause(PAUSE),
+                true => self.counting.pause(SCAN_PAUSE),
                 false => !self.counting.is_stopped(),
             };
             if !goes_on {
@@ -189,12 +173,12 @@ impl Fs {
         Ok(Some(LostNames { root: domain.root, number, lost }))
     }
 
-    /// Subtracts names that were removed, or has it done.
+    /// Subtracts names that were removed, or queues that.
     pub(crate) fn count_lost(&self, names: LostNames) {
         let LostNames { root, number, lost } = names;
-        let Some((lost, turn)) = lost else {
+        let Some((lost, claim)) = lost else {
             self.counting.wants(root);
-            self.count_in_background();
+            self.count_names_soon();
             return;
         };
         let now = self.now();
@@ -208,12 +192,12 @@ impl Fs {
         };
         // Where this failed, or another mark came meanwhile, a mark stands.
         let counted = subtract().unwrap_or(false);
-        drop(turn);
+        drop(claim);
         if !counted {
             self.counting.wants(root);
         }
         if !counted || self.counting.tells_again() {
-            self.count_in_background();
+            self.count_names_soon();
         }
     }
 
@@ -256,9 +240,9 @@ impl Fs {
             inode.change(|s| s.apply(&change));
         }
         drop((own, at));
-        // Whoever looks it up from now on is given the new count.
+        // A lookup from now on gives the new count.
         if inode.peek(|s| s.lookups > 0) {
-            self.counting.tell(inode.ino, self.background);
+            self.counting.tell(inode.ino, self.workers.is_some());
         }
         Ok(())
     }
@@ -274,13 +258,13 @@ impl Fs {
         Ok(self.db.write(batch)?)
     }
 
-    /// Counts the names in one lineage, if it has marks and nobody else does so.
+    /// Counts the names in one lineage, if it has marks and no other thread counts there.
     fn count_in(&self, root: &InodeRef, gently: bool) -> Result<()> {
-        let turn = loop {
+        let claim = loop {
             match Counting::begin(&self.counting, root.ino) {
-                Some(turn) => break turn,
-                // The thread that has the turn looks for marks when it ends.
-                None if gently || !self.counting.pause(PAUSE) => return Ok(()),
+                Some(claim) => break claim,
+                // The thread that counts there looks for marks when it ends.
+                None if gently || !self.counting.pause(SCAN_PAUSE) => return Ok(()),
                 None => {}
             }
         };
@@ -296,7 +280,7 @@ impl Fs {
         let mut go_on = || {
             steps += 1;
             match gently && steps.is_multiple_of(PAUSE_STEPS) {
-                true => self.counting.pause(PAUSE),
+                true => self.counting.pause(SCAN_PAUSE),
                 false => !self.counting.is_stopped(),
             }
         };
@@ -338,19 +322,19 @@ impl Fs {
         }
         self.drop_nameless(root, &mut nameless)?;
         self.unmark(root, &numbers)?;
-        drop(turn);
+        drop(claim);
         Ok(())
     }
 
-    /// Removes files of a link area that have no name and that nobody has in memory, so nobody can come by them; they
-    /// ascend, and had no others between them. Since they were looked at, one may have got a name again from somebody
-    /// who had it in memory: of that the names are subtracted that it does not have.
+    /// Removes files of a link area that have no name and are not in memory, so no call can reach them; they are given
+    /// in ascending order, without other files between them. Since they were read, one may have got a name again by a
+    /// call that had it in memory: from that one the names are subtracted that it does not have.
     fn drop_nameless(&self, root: &InodeRef, files: &mut Vec<Nameless>) -> Result<()> {
         let files = std::mem::take(files);
         let (Some(first), Some(last)) = (files.first(), files.last()) else { return Ok(()) };
         let at = self.hold_dir(root)?;
-        // Nobody puts another file into the area meanwhile, or gives one a name. A file with a number between these
-        // may have come since they were looked at.
+        // With this lock held, no file comes into the area or gets a name. A file with a number between these may have
+        // come since they were read.
         let area = &self.counting.area;
         let alone = waiting::take(|| area.try_write(), || area.write());
         let key = |id| path::meta(&path::linked(&at.contents, id));
@@ -415,7 +399,7 @@ impl Fs {
     pub fn count_links(&self) -> Result<()> {
         let counted = self.count_all(false);
         if self.counting.tells_again() {
-            self.count_in_background();
+            self.count_names_soon();
         }
         counted
     }
@@ -445,7 +429,7 @@ impl Fs {
                 let mut batch = Batch::new();
                 batch.expect(key.clone(), Some(contents)).delete(key);
                 match self.db.write(batch) {
-                    // Another move meanwhile: it is looked for when somebody counts next.
+                    // Another move came meanwhile: the next count looks for marks again.
                     Err(pando_db::Error::Conflict { .. }) => {}
                     done => done?,
                 }
@@ -469,41 +453,22 @@ impl Fs {
         }
     }
 
-    /// Has names counted in the background, soon.
-    pub(crate) fn count_in_background(&self) {
-        if !self.background || self.is_read_only() || !self.counting.wake() || !self.counting.started() {
-            return;
-        }
-        let (weak, counting) = (self.downgrade(), self.counting.clone());
-        let work = move || {
-            while counting.has_work() {
-                counting.pause(BEGIN_AFTER);
-                if let Some(fs) = Fs::upgraded(&weak) {
-                    // What fails stays marked, and is done when it is looked at again, or after the next mount.
-                    let _failed = fs.count_all(true);
-                }
+    /// What the background thread for names runs.
+    pub(crate) fn count_names_in_background(weak: Weak<Inner>) {
+        let Some(counting) = Fs::upgraded(&weak).map(|fs| fs.counting.clone()) else { return };
+        while counting.has_work() {
+            counting.pause(BEGIN_AFTER);
+            if let Some(fs) = Fs::upgraded(&weak) {
+                // What fails stays marked, and is done when it is looked at again, or after the next mount.
+                let _failed = fs.count_all(true);
             }
-        };
-        if std::thread::Builder::new().name("pando-links".into()).spawn(work).is_err() {
-            self.counting.ended();
         }
     }
 
     /// Has `watcher` told of each inode in memory whose link count changes without a call on it. It must not call this
-    /// file system, nor wait for anybody who does. Only the first one is.
+    /// file system, nor wait for a thread that does. Only the first watcher is used.
     pub fn watch_link_counts(&self, watcher: impl Fn(Ino) + Send + Sync + 'static) {
         let watcher: Watcher = Box::new(watcher);
         self.counting.watch(watcher);
     }
-}
-
-/// The marks in a lineage.
-fn marks(view: &Snapshot, contents: &[u8]) -> Result<Vec<u64>> {
-    let prefix = path::meta(&path::all_uncounted(contents));
-    let mut numbers = Vec::new();
-    let mut found = view.prefix(&prefix);
-    while let Some((key, _)) = found.next_ref()? {
-        numbers.extend(path::link_id_of(&prefix, key));
-    }
-    Ok(numbers)
 }

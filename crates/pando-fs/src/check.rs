@@ -2,8 +2,7 @@
 //!
 //! One scan of each region in key order, a point query for each directory and each file with data, and 8 bytes of
 //! memory for each entry. A second scan of the records if files have lost all their data. Changes nothing. The engine's
-//! own invariants and checksums are for its own check; that names keys, which [`describe_key`] turns into paths. Uses
-//! keys, records and lineages.
+//! own invariants and checksums are for its own check; that names keys, which [`describe_key`] turns into paths.
 
 mod blocks;
 mod outside;
@@ -23,6 +22,7 @@ use crate::{
     error::{Error, Result},
     family::{Family, decode_snapshot},
     forks::Fork,
+    format::FEATURE_ACCOUNTS,
     key_text::{describe_key, describe_path},
     limits::BLOCK_SIZE,
     lineage::{
@@ -36,7 +36,7 @@ use crate::{
     snapshotted::decode_source,
     sums::wrong_accounts,
     types::{FileKind, ROOT},
-    volume::{ACCOUNTS, Fs},
+    volume::Fs,
 };
 
 /// What a check found.
@@ -271,7 +271,7 @@ impl Fs {
                 problem(&mut report, format!("file number {:#x}: of two entries of a clone", a.1));
             }
         }
-        if self.has_feature(ACCOUNTS) {
+        if self.has_feature(FEATURE_ACCOUNTS) {
             // Where a record cannot be decoded, which was told, there is no sum.
             match wrong_accounts(&view, |text| problem(&mut report, text)) {
                 Err(e @ Error::Damaged { .. }) => {
@@ -373,7 +373,7 @@ impl Fs {
         let mut numbers = BTreeSet::new();
         let mut pairs = view.prefix(&system::forks());
         while let Some((key, value)) = pairs.next_ref()? {
-            let place = entry(system::fork_place(key).unwrap_or_default());
+            let place = entry(system::fork_contents(key).unwrap_or_default());
             let what = || format!("fork {}", describe_path(&place));
             let fork = match Fork::decode(value) {
                 Ok(fork) => fork,
@@ -415,7 +415,7 @@ fn check_snapshotted(
 ) -> Result<()> {
     let mut pairs = view.prefix(&system::snapshotted(b""));
     while let Some((key, value)) = pairs.next_ref()? {
-        let place = system::snapshotted_place(key).unwrap_or_default();
+        let place = system::snapshotted_contents(key).unwrap_or_default();
         let entry = path::entry_of_contents(place).unwrap_or_default();
         let mut way = ScannedWay::new(ScannedDir::root());
         let is_dir = descend(view, lineages, &mut way, place)?;
@@ -446,8 +446,9 @@ fn check_data(
     let mut pairs = view.prefix(&path::data(b""));
     while let Some((key, value)) = pairs.next_ref()? {
         // The directory of the file before is known to be one, and so is all that its keys begin with.
-        let before = file.as_ref().and_then(|seen| seen.prefix.get(..path::HEAD_BYTES + seen.dir));
-        let known = before.filter(|dir| key.starts_with(dir)).map_or(0, |dir| dir.len() - path::HEAD_BYTES);
+        let before = file.as_ref().and_then(|seen| seen.prefix.get(..path::KEY_HEAD_BYTES + seen.dir));
+        let known =
+            before.filter(|dir| key.starts_with(dir)).map_or(0, |dir| dir.len() - path::KEY_HEAD_BYTES);
         let block = match path::parse_below(key, known) {
             Some(path::Parsed::Data(_, block) | path::Parsed::LinkedData(_, _, block)) => block,
             _ => {
@@ -470,14 +471,14 @@ fn check_data(
                     (u64::MAX, None, true) // told once for the file
                 }
             };
-            let own = prefix.get(path::HEAD_BYTES..).unwrap_or_default();
+            let own = prefix.get(path::KEY_HEAD_BYTES..).unwrap_or_default();
             let dir = path::root_below(own, known).map_or(0, <[u8]>::len);
             let prefix = prefix.to_vec();
             let (met, above) = (MetBlocks::new(0..blocks), BTreeMap::new());
             file = Some(FileScan { prefix, dir, size, dense, attrs, met, above });
         }
         let Some(seen) = &mut file else { continue };
-        if block >= path::ATTRS {
+        if block >= path::ATTRS_BEGIN {
             // Those of a record that knows of some were compared with it.
             if !seen.attrs {
                 problem(report, format!("{}: of which the record says nothing", describe_key(key)));
@@ -524,7 +525,7 @@ fn check_policies(
     let mut pairs = view.prefix(&system::policy(b""));
     while let Some((key, value)) = pairs.next_ref()? {
         let entry =
-            path::entry_of_contents(system::policy_place(key).unwrap_or_default()).unwrap_or_default();
+            path::entry_of_contents(system::policy_contents(key).unwrap_or_default()).unwrap_or_default();
         let what = || format!("policy of {}", describe_path(&entry));
         if let Err(detail) = StoredPolicy::decode(value) {
             problem(report, format!("{}: {detail}", what()));

@@ -15,6 +15,7 @@ use crate::{
     census::LostNames,
     error::{Error, Result, show},
     exclude::{outermost, relative},
+    format::FEATURE_FORKS,
     inode::{InodeRef, Link},
     lock::{self, Obstacle, attempt_shared},
     merge::Change,
@@ -26,7 +27,7 @@ use crate::{
     rights::Rights,
     staying::Staying,
     types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
-    volume::{FORKS, Fs},
+    volume::Fs,
 };
 
 /// What is to be cloned.
@@ -78,8 +79,8 @@ impl Removal {
 }
 
 impl Fs {
-    /// Adds the removal of an entry and all below it, and of what is kept by place there, but for what is `staying`.
-    /// The caller holds `tree` of it exclusively.
+    /// Adds the removal of an entry and all below it, and of the keys that are kept by contents prefix there, except
+    /// those `staying`. The caller holds `tree` of it exclusively.
     pub(crate) fn remove_all(
         &self,
         rights: Rights<'_>,
@@ -100,7 +101,7 @@ impl Fs {
                 names = self.lose_names(batch, end.at, &contents)?;
             }
             open_below = self.orphan_below(batch, top, &|_| false, now)?;
-            self.drop_kept_by_place(batch, &contents, staying)?;
+            self.drop_kept_by_prefix(batch, &contents, staying)?;
             batch.delete(path::meta(&end.entry));
             // Of a clone, what others have deleted.
             batch.releases();
@@ -250,7 +251,7 @@ impl Fs {
             if track {
                 source.must_be_dir()?;
                 may_change(&source, true)?; // what is in a snapshot has no place that a merge could lead back to
-                self.need_feature(FORKS)?;
+                self.need_feature(FEATURE_FORKS)?;
             }
             let target = self.child(end.at, to)?;
             let refuse = |text: String| Err(Obstacle::from(Error::Invalid(text)));
@@ -292,7 +293,7 @@ impl Fs {
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
             // What accounts say is what is there, until the batch is written.
-            let turn = self.sole_turn();
+            let accounts = self.lock_accounts();
             let now = self.now();
             let mut batch = Batch::new();
             let mut bill = Bill::default();
@@ -375,11 +376,11 @@ impl Fs {
                         taken.bytes += self.linked_taken(counts, &source, &source_end, &exclude)?;
                     }
                     // All linked files of the lineage come along until names are counted.
-                    taken.guessed |= left_out.guessed || links;
+                    taken.inexact |= left_out.inexact || links;
                     record.account = Some(Account {
                         limit: record.account.and_then(|account| account.limit),
                         used: taken.bytes,
-                        stale: taken.guessed,
+                        stale: taken.inexact,
                     });
                 } else if self.is_stale_around(source_end.at) {
                     self.make_stale(&mut record);
@@ -398,10 +399,10 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
             batch.put(system::cloned(), now.encode());
-            let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
+            let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
             self.write_unless_overtaken(batch, tries.overtaken)?;
             reserved.paid();
-            drop(turn);
+            drop(accounts);
             {
                 let mut cloned = self.cloned.lock();
                 *cloned = now.max(*cloned);
@@ -411,7 +412,7 @@ impl Fs {
                 self.removed_all(removal);
             }
             if counts_names {
-                self.count_in_background();
+                self.count_names_soon();
             }
             let report = CloneReport {
                 replaced: target.iter().map(|t| t.ino).collect(),

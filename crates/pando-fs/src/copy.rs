@@ -26,7 +26,7 @@ use crate::{
 /// Largest copy in one call that is not a clone, bytes: a caller goes on from there.
 const COPY_BYTES: u64 = 16 << 20;
 /// Most ranges that one call clones; the copier goes on with the next call.
-const MAX_RANGES: usize = 64;
+const MAX_CLONED_RANGES: usize = 64;
 /// Least that is worth clones rather than copying, bytes.
 const MIN_SHARED_BYTES: u64 = 1 << 20;
 /// Block numbers are compared in ranges of up to 256 to this power.
@@ -46,7 +46,7 @@ struct Ranges {
 fn ranges(first: u64, end: u64, to_the_end: bool) -> Ranges {
     let mut out = Ranges { parts: Vec::new(), end: first };
     let mut largest = 1;
-    while out.end < end && out.parts.len() < MAX_RANGES {
+    while out.end < end && out.parts.len() < MAX_CLONED_RANGES {
         let at = out.end;
         let fits = |level: &u32| {
             let blocks = 1u64 << (8 * level);
@@ -293,7 +293,7 @@ mod tests {
         assert_eq!(ranges(17, 5 * G, true).parts, []);
         let rising = ranges(G - 2 * M, 3 * G + 1, false);
         assert_eq!(rising.parts, [(G - 2 * M, 1), (G - M, 1), (G, 2), (2 * G, 2)]);
-        assert_eq!(ranges(M, 3 * G, false).parts.len(), MAX_RANGES);
+        assert_eq!(ranges(M, 3 * G, false).parts.len(), MAX_CLONED_RANGES);
     }
 
     #[test]

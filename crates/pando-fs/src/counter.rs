@@ -1,9 +1,7 @@
 //! Counters whose numbers are given out once, ever.
 //!
-//! A counter reserves numbers in blocks: one write of the engine for each
-//! block, none for each number. A crash skips the rest of a block. Guarantee: no number
-//! is given out twice, as the log keeps the reservation before any use of it.
-//! Uses the engine's `get` and `write` only.
+//! A counter reserves numbers in blocks: one write of the engine for each block, none for each number. A crash skips
+//! the rest of a block. Guarantee: no number is given out twice, as the log keeps the reservation before any use of it.
 
 use bytes::Bytes;
 use pando_db::{Batch, Db, waiting};
@@ -15,13 +13,13 @@ use crate::{
 };
 
 /// Counter of file numbers.
-pub(crate) const FILE: u8 = b'f';
+pub(crate) const FILE_NUMBERS: u8 = b'f';
 /// Counter of clone ids.
-pub(crate) const CLONE: u8 = b'c';
+pub(crate) const CLONE_IDS: u8 = b'c';
 /// Counter of snapshots.
-pub(crate) const SNAPSHOT: u8 = b's';
+pub(crate) const SNAPSHOT_NUMBERS: u8 = b's';
 /// Counter of families of snapshots.
-pub(crate) const FAMILY: u8 = b'a';
+pub(crate) const FAMILY_NUMBERS: u8 = b'a';
 /// Counter of lineages (kept by the lineage table itself).
 pub(crate) const LINEAGE: u8 = b'l';
 /// Where the run of lineages ends that are given out; no counter.

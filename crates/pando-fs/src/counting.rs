@@ -1,4 +1,4 @@
-//! What is in memory of the counting of names (`census`): who counts where, and who waits to be counted.
+//! What is in memory of the counting of names (`census`): the lineages in which a thread counts, and those that wait.
 //!
 //! Guarantees that one at a time counts in a lineage, and that a root that waits is found wherever it has been moved.
 
@@ -21,7 +21,7 @@ pub(crate) type Watcher = Box<dyn Fn(Ino) + Send + Sync>;
 
 #[derive(Default)]
 struct CountingState {
-    /// Roots of the lineages in which somebody counts.
+    /// Roots of the lineages in which a thread counts.
     busy: HashSet<Ino>,
     /// Roots that are known to be counted, or to wait for it.
     seen: HashSet<Ino>,
@@ -35,10 +35,10 @@ struct CountingState {
     running: bool,
 }
 
-/// Somebody's turn at counting in a lineage.
-pub(crate) struct CountingTurn(Arc<Counting>, Ino);
+/// The right to count in a lineage, of one thread at a time.
+pub(crate) struct CountingClaim(Arc<Counting>, Ino);
 
-impl Drop for CountingTurn {
+impl Drop for CountingClaim {
     fn drop(&mut self) {
         self.0.state.lock().busy.remove(&self.1);
     }
@@ -49,16 +49,16 @@ impl Drop for CountingTurn {
 pub(crate) struct Counting {
     state: Mutex<CountingState>,
     changed: Condvar,
-    /// Held shared by who puts files into link areas, exclusively by who removes ranges of them.
+    /// Held shared by calls that put files into link areas, exclusively by the thread that removes ranges of them.
     pub area: RwLock<()>,
     watcher: OnceLock<Watcher>,
 }
 
 impl Counting {
-    /// The turn at counting in the lineage with this root, if nobody else has it.
-    pub(crate) fn begin(counting: &Arc<Self>, root: Ino) -> Option<CountingTurn> {
+    /// The right to count in the lineage with this root, if no other thread has it.
+    pub(crate) fn begin(counting: &Arc<Self>, root: Ino) -> Option<CountingClaim> {
         let begun = counting.state.lock().busy.insert(root);
-        begun.then(|| CountingTurn(counting.clone(), root))
+        begun.then(|| CountingClaim(counting.clone(), root))
     }
 
     /// Notes that linked files of this root are looked at; false if that is known.
@@ -71,7 +71,7 @@ impl Counting {
         self.state.lock().seen.clear();
     }
 
-    /// Has the lineage with this root counted, when somebody counts next.
+    /// Puts the root of a lineage into the queue of those to be counted.
     pub(crate) fn wants(&self, root: InodeRef) {
         self.state.lock().waiting.push_back(root);
     }
@@ -81,7 +81,7 @@ impl Counting {
         self.state.lock().waiting.pop_front()
     }
 
-    /// Wakes whoever counts in the background. True if nobody does: then somebody has to be started.
+    /// Wakes the background thread. True if there is none: then it has to be started.
     pub(crate) fn wake(&self) -> bool {
         let mut state = self.state.lock();
         state.wake = true;
@@ -89,14 +89,14 @@ impl Counting {
         !state.running && !state.stopped
     }
 
-    /// Notes that somebody counts in the background; false if there is one already, or the mount ends.
+    /// Notes that the background thread is started; false if there is one already, or the mount ends.
     pub(crate) fn started(&self) -> bool {
         let mut state = self.state.lock();
         !state.stopped && !std::mem::replace(&mut state.running, true)
     }
 
-    /// Whether there is something to do for who counts in the background. If not, nobody does so from now on. Tells the
-    /// watcher once more of what is due, and waits for what will be.
+    /// Whether the background thread has something to count. If not, it has to end. Notifies the watcher once more of
+    /// what is due, and waits for what will be.
     pub(crate) fn has_work(&self) -> bool {
         let mut state = self.state.lock();
         loop {
@@ -132,13 +132,13 @@ impl Counting {
         self.state.lock().stopped
     }
 
-    /// Notes that nobody counts in the background any more.
+    /// Notes that the background thread has ended.
     pub(crate) fn ended(&self) {
         self.state.lock().running = false;
         self.changed.notify_all();
     }
 
-    /// Ends the counting, and returns when nobody is at it in the background.
+    /// Ends the counting, and returns when the background thread has ended.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;

@@ -19,10 +19,12 @@ use crate::{
     inode::InodeRef,
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
     merge::{self, Change, Size},
+    mode::{S_ISGID, S_ISUID, S_IXGRP},
+    open_flags::{O_ACCMODE, O_APPEND, O_RDONLY, O_WRONLY},
     path,
     place::At,
     record::Record,
-    types::{AtimePolicy, Caller, FileHandle, FileKind, Ino, Time},
+    types::{AtimePolicy, Caller, DAY_SECONDS, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
 
@@ -32,17 +34,6 @@ pub(crate) const FEW_BLOCKS: u64 = 8;
 pub(crate) const WRITE_BYTES: usize = 128 << 10;
 /// A write in order of at most so many bytes may be logged with those before and behind it.
 const JOINED_BYTES: usize = 64 << 10;
-/// A file whose access time is older than so many seconds gets a new one (relatime).
-const DAY_SECONDS: i64 = 24 * 60 * 60;
-
-const S_ISUID: u16 = 0o4000;
-const S_ISGID: u16 = 0o2000;
-const S_IXGRP: u16 = 0o010;
-
-const O_ACCMODE: i32 = 0o3;
-const O_RDONLY: i32 = 0;
-const O_WRONLY: i32 = 1;
-const O_APPEND: i32 = 0o2000;
 
 /// The mode after a change by somebody who may not keep set-id bits; `None` if it stays.
 pub(crate) fn without_set_id(perm: u16) -> Option<u16> {
@@ -80,7 +71,7 @@ impl Fs {
         let blocks = size.div_ceil(BLOCK_SIZE);
         if blocks > FEW_BLOCKS || sparse {
             match more {
-                true => batch.delete_range(path::block(data, 0), Some(path::block(data, path::ATTRS))),
+                true => batch.delete_range(path::block(data, 0), Some(path::block(data, path::ATTRS_BEGIN))),
                 false => batch.delete_prefix(data.clone()),
             };
             return;

@@ -36,9 +36,9 @@ use crate::{
 const MAX_ENTRIES: usize = 4096;
 
 /// The cookie of `.`, a number that no entry has.
-const DOT: u64 = 1;
+const DOT_COOKIE: u64 = 1;
 /// The cookie of `..`, a number that no entry has.
-const DOT_DOT: u64 = 2;
+const DOT_DOT_COOKIE: u64 = 2;
 /// The same of `.snapshots`, where it is listed.
 const SNAPSHOTS_COOKIE: u64 = 3;
 
@@ -97,13 +97,13 @@ impl Fs {
         if open.end.swap(0, Ordering::Relaxed) == cookie && cookie != 0 {
             return Ok(out);
         }
-        if cookie < DOT && max > 0 {
-            out.push(entry(open.inode.attr(), OsStr::new("."), DOT));
+        if cookie < DOT_COOKIE && max > 0 {
+            out.push(entry(open.inode.attr(), OsStr::new("."), DOT_COOKIE));
         }
-        if cookie < DOT_DOT && out.len() < max {
+        if cookie < DOT_DOT_COOKIE && out.len() < max {
             let parent = open.inode.parent()?;
             let attr = parent.as_ref().map_or_else(|| open.inode.attr(), |p| p.attr());
-            out.push(entry(attr, OsStr::new(".."), DOT_DOT));
+            out.push(entry(attr, OsStr::new(".."), DOT_DOT_COOKIE));
         }
         if let Some(family) = open.inode.peek(|s| match s.link {
             Link::Snapshots(family) => Some(family),
@@ -164,11 +164,11 @@ impl Fs {
     ) -> Result<()> {
         let (_at, _names) = self.hold_names(dir, false)?;
         // The cookie of a snapshot is behind those of `.` and `..` by its number.
-        let from = u32::try_from(cookie.saturating_sub(DOT_DOT)).unwrap_or(u32::MAX).saturating_add(1);
+        let from = u32::try_from(cookie.saturating_sub(DOT_DOT_COOKIE)).unwrap_or(u32::MAX).saturating_add(1);
         for info in self.snapshots_from(family, from, max)? {
             let Some(root) = self.snapshot_root(info.number)? else { continue };
             let attr = if plus { root.count_lookup() } else { root.attr() };
-            out.push(entry(attr, &info.name, DOT_DOT + u64::from(info.number)));
+            out.push(entry(attr, &info.name, DOT_DOT_COOKIE + u64::from(info.number)));
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Fs {
         if cookie <= SNAPSHOTS_COOKIE {
             return Ok(From::Begin);
         }
-        if !(position::FIRST..1 << 63).contains(&cookie) {
+        if !(position::FIRST_COOKIE..1 << 63).contains(&cookie) {
             return Err(Error::Invalid(format!("directory position {cookie}: of no entry")));
         }
         if let Some(name) = open.last.lock().find(cookie) {

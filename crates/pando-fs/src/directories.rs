@@ -40,7 +40,7 @@ impl Fs {
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, value)) = pairs.next_ref()? {
             go_on()?;
-            let own = key.get(path::HEAD_BYTES..).unwrap_or_default();
+            let own = key.get(path::KEY_HEAD_BYTES..).unwrap_or_default();
             let known = way.leave(own);
             let Some(path::Parsed::Meta(_)) = path::parse_below(key, known) else { continue };
             let stored =

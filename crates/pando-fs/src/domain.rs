@@ -13,13 +13,14 @@ use pando_db::Snapshot;
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_HARD_LINKS,
     inode::{InodeRef, Link},
     path,
     place::DirAt,
     record::{Record, Stored},
     sums::data_bytes,
     types::FileKind,
-    volume::{Fs, HARD_LINKS},
+    volume::Fs,
 };
 
 /// The lineage that a directory lies in.
@@ -111,7 +112,7 @@ pub(crate) fn record_in(
 impl Fs {
     /// Whether there is, or was, any linked file. No I/O.
     pub fn has_links(&self) -> bool {
-        self.has_feature(HARD_LINKS)
+        self.has_feature(FEATURE_HARD_LINKS)
     }
 
     /// The lineage that the entries of a directory are in. No I/O; costs what the directory is deep below the root.

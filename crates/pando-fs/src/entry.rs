@@ -20,6 +20,8 @@ use crate::{
     lineage::number::number,
     lock::{self, Guard},
     merge::Change,
+    mode::{S_ISGID, S_IXGRP},
+    open_flags::O_EXCL,
     orphan::Fate,
     path::{self, check_name, system},
     place::{DirAt, may_change},
@@ -28,10 +30,6 @@ use crate::{
     types::{Attr, Caller, FileHandle, FileKind, Ino, Time},
     volume::Fs,
 };
-
-const O_EXCL: i32 = 0o200;
-const S_ISGID: u16 = 0o2000;
-const S_IXGRP: u16 = 0o010;
 
 /// What is to be made.
 struct New<'a> {
@@ -333,7 +331,7 @@ impl Fs {
         // delete.
         let below = path::contents(&at.contents, bytes)?;
         batch.delete_prefix(path::meta(&below)).delete_prefix(path::data(&below));
-        self.drop_kept_by_place(&mut batch, &below, &Staying::new())?;
+        self.drop_kept_by_prefix(&mut batch, &below, &Staying::new())?;
         let lineage = self.retire(&mut batch, &at, &inode)?;
         Self::change_dir(&mut batch, &at, &touched);
         let above = self.above(&at);

@@ -21,7 +21,8 @@ use crate::{
 };
 
 impl Fs {
-    /// What lies at these paths in the source of a clone, which leaves it out. The caller has the turn alone.
+    /// What lies at these paths in the source of a clone, which leaves it out. The caller holds the accounts
+    /// exclusively.
     pub(crate) fn left_out(
         &self,
         counts: &mut Counts,
@@ -38,16 +39,16 @@ impl Fs {
             let Some(value) = view.get(&key)? else { continue };
             let taken = match Stored::decode(&value) {
                 Ok(Stored::Record(record)) if record.kind == FileKind::Directory => match record.account {
-                    Some(account) => Taken { bytes: account.used, guessed: account.stale },
-                    None if source.frozen => Taken { bytes: 0, guessed: true },
+                    Some(account) => Taken { bytes: account.used, inexact: account.stale },
+                    None if source.frozen => Taken { bytes: 0, inexact: true },
                     None => return Err(counts.want(source, names.iter().map(|name| name.to_vec()).collect())),
                 },
                 Ok(Stored::Record(record)) => Taken::exact(record_bytes(&view, &key, &record)?),
                 // A name of several: the file goes when names are counted, if it has no other.
-                _ => Taken { bytes: 0, guessed: true },
+                _ => Taken { bytes: 0, inexact: true },
             };
             all.bytes = all.bytes.saturating_add(taken.bytes);
-            all.guessed |= taken.guessed;
+            all.inexact |= taken.inexact;
         }
         Ok(all)
     }

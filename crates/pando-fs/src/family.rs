@@ -24,7 +24,7 @@ use crate::{
 /// The name under which the snapshots of a directory are seen in it.
 pub(crate) const SNAPSHOTS: &[u8] = b".snapshots";
 /// Version of the records of families and snapshots.
-const VERSION: u8 = 1;
+const FAMILY_VERSION: u8 = 1;
 /// Flag of a snapshot that is kept until it is released.
 const KEEP: u8 = 1;
 /// Flag bit of a snapshot that was received: behind its note stands which one it was.
@@ -47,7 +47,7 @@ pub(crate) struct Family {
 impl Family {
     pub(crate) fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
-        out.put_u8(VERSION);
+        out.put_u8(FAMILY_VERSION);
         out.put_u64_le(self.id);
         out.put_u64_le(self.fileno);
         put_time(&mut out, self.changed);
@@ -55,7 +55,7 @@ impl Family {
     }
 
     pub(crate) fn decode(mut value: &[u8]) -> Result<Self, &'static str> {
-        if value.len() != 29 || value.get_u8() != VERSION {
+        if value.len() != 29 || value.get_u8() != FAMILY_VERSION {
             return Err("not the record of a family of snapshots");
         }
         let (id, fileno) = (value.get_u64_le(), value.get_u64_le());
@@ -70,7 +70,7 @@ impl Family {
 /// The stored form of a snapshot's record; its number is in the key.
 pub(crate) fn encode_snapshot(info: &SnapshotInfo) -> Bytes {
     let mut out = BytesMut::new();
-    out.put_u8(VERSION);
+    out.put_u8(FAMILY_VERSION);
     let received = if info.received.is_some() { RECEIVED } else { 0 };
     let automatic = if info.automatic { AUTOMATIC } else { 0 };
     out.put_u8(received | automatic | if info.keep { KEEP } else { 0 });
@@ -93,7 +93,7 @@ pub(crate) fn encode_snapshot(info: &SnapshotInfo) -> Bytes {
 /// The reverse.
 pub(crate) fn decode_snapshot(number: u32, mut value: &[u8]) -> Result<SnapshotInfo, &'static str> {
     const CUT: &str = "cut record of a snapshot";
-    if value.len() < 26 || value.get_u8() != VERSION {
+    if value.len() < 26 || value.get_u8() != FAMILY_VERSION {
         return Err("not the record of a snapshot");
     }
     let flags = value.get_u8();

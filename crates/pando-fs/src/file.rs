@@ -14,16 +14,11 @@ use crate::{
     inode::{InodeRef, Link},
     limits::MAX_FILE_SIZE,
     merge::{Change, Size},
+    open_flags::{O_ACCMODE, O_DSYNC, O_TRUNC, O_WRONLY},
     place::may_change,
     types::{Attr, Caller, FileHandle, FileKind, Ino, SetAttr, SetTime, Time},
     volume::Fs,
 };
-
-const O_TRUNC: i32 = 0o1000;
-const O_ACCMODE: i32 = 0o3;
-const O_WRONLY: i32 = 0o1;
-/// Also set in `O_SYNC`.
-const O_DSYNC: i32 = 0o10000;
 
 impl Fs {
     /// The attributes as of stat(2). No I/O, because an inode with references is in memory; for a file with holes the

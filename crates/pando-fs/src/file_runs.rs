@@ -18,12 +18,12 @@ use parking_lot::Mutex;
 
 use crate::path;
 
-/// Runs that are told apart. If more trees are read at once, the oldest run is forgotten.
+/// Runs that are told apart, a count. If more trees are read at once, the oldest run is forgotten.
 const MAX_RUNS: usize = 8;
 /// Files that make a run, a count.
 const MIN_FILES: u32 = 3;
 /// Less than this is not worth a request, bytes.
-const MIN_WINDOW: u64 = 64 << 10;
+const MIN_REQUEST_BYTES: u64 = 64 << 10;
 
 /// What is to be read ahead: some `bytes` of the pairs in `from..to`.
 #[derive(Debug, PartialEq, Eq)]
@@ -131,7 +131,7 @@ impl FileRuns {
     }
 
     fn wanted(&self, run: &mut FileRun, window: u64) -> Option<Wanted> {
-        if run.files < MIN_FILES || run.busy || window < MIN_WINDOW || run.ahead > window / 2 {
+        if run.files < MIN_FILES || run.busy || window < MIN_REQUEST_BYTES || run.ahead > window / 2 {
             return None;
         }
         let from = run.to.clone().or_else(|| path::behind(&run.last))?;
@@ -150,7 +150,7 @@ impl FileRuns {
         let (runs, _) = &mut *self.runs.lock();
         if let Some(run) = runs.iter_mut().find(|r| r.id == run) {
             run.busy = false;
-            // Whoever reads has overtaken it.
+            // The reader has overtaken it.
             if to > run.last {
                 run.to = Some(to);
             } else {

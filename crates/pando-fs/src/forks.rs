@@ -1,25 +1,25 @@
 //! Forks: clones that remember what they were cloned from.
 //!
-//! A fork has a record under its place, which is the contents prefix of its directory, and an *origin*: a read-only
-//! clone of what it was at first, in a volume of its own, like that of a snapshot. Another key says, under the place
-//! of the directory that it was forked from, that it is one of that. Whatever moves or removes a directory moves or
-//! removes these keys in the same batch, by prefix, so there are no forks without a directory, and no origins
-//! without a fork.
+//! A fork has a record under the contents prefix of its directory, and an *origin*: a read-only clone of what it was
+//! at first, in a volume of its own, like that of a snapshot. Another key, under the contents prefix of the directory
+//! that it was forked from, says that the fork is one of that directory. A batch that moves or removes a directory
+//! moves or removes these keys, by prefix, so there are no forks without a directory, and no origins without a fork.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use pando_db::Batch;
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_FORKS,
     path::{self, system},
     record::{Record, get_time, put_time},
     staying::Staying,
     types::Time,
-    volume::{FORKS, Fs},
+    volume::Fs,
 };
 
 /// Version of the record of a fork.
-const VERSION: u8 = 1;
+const FORK_VERSION: u8 = 1;
 /// Bytes of the record.
 const RECORD_BYTES: usize = 1 + 4 + 12 + 12 + 4;
 
@@ -38,7 +38,7 @@ pub(crate) struct Fork {
 impl Fork {
     pub(crate) fn encode(&self) -> Bytes {
         let mut out = BytesMut::with_capacity(RECORD_BYTES);
-        out.put_u8(VERSION);
+        out.put_u8(FORK_VERSION);
         out.put_u32_le(self.number);
         put_time(&mut out, self.created);
         put_time(&mut out, self.since);
@@ -47,7 +47,7 @@ impl Fork {
     }
 
     pub(crate) fn decode(mut value: &[u8]) -> Result<Self, &'static str> {
-        if value.len() != RECORD_BYTES || value.get_u8() != VERSION {
+        if value.len() != RECORD_BYTES || value.get_u8() != FORK_VERSION {
             return Err("not the record of a fork");
         }
         let number = value.get_u32_le();
@@ -67,7 +67,7 @@ pub(crate) fn damaged(detail: &'static str) -> Error {
 impl Fs {
     /// Whether there is, or was, any fork. No I/O.
     pub(crate) fn has_forks(&self) -> bool {
-        self.has_feature(FORKS)
+        self.has_feature(FEATURE_FORKS)
     }
 
     /// The fork whose directory has this contents prefix. One point query, if there ever was a fork.
@@ -183,8 +183,8 @@ mod tests {
         for number in [0, u32::MAX] {
             assert!(Fork::decode(&Fork { number, ..fork }.encode()).is_err());
         }
-        let place = path::contents(b"", b"a").unwrap();
-        assert_eq!(system::fork_place(&system::fork(&place)), Some(&place[..]));
-        assert_eq!(system::forked_parts(&system::forked(&place, 9)), Some((&place[..], 9)));
+        let contents = path::contents(b"", b"a").unwrap();
+        assert_eq!(system::fork_contents(&system::fork(&contents)), Some(&contents[..]));
+        assert_eq!(system::forked_parts(&system::forked(&contents, 9)), Some((&contents[..], 9)));
     }
 }

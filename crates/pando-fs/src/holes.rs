@@ -2,7 +2,7 @@
 //!
 //! What `stat` tells of a file with holes needs its map (`blockmap`) once, and a number after that. A write reads the
 //! pieces of the map that it changes, and a search for holes reads all of it; both are kept in the inode. How much
-//! memory all of them take is bounded (`kept_maps`). Uses inodes, places, maps and sums.
+//! memory all of them take is bounded (`kept_maps`).
 
 use bytes::Bytes;
 use pando_db::Batch;

@@ -1,7 +1,7 @@
 //! Which files with holes have their maps in memory, and how much all of these may take.
 //!
 //! Only a list: the maps are in the inodes. Whoever puts one there says so, and is told which others are to go. The
-//! bound holds but for those that are in use at that moment, and the last one. Uses nothing.
+//! bound holds but for those that are in use at that moment, and the last one.
 
 use std::collections::{HashMap, VecDeque};
 

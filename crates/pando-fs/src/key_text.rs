@@ -9,15 +9,10 @@
 
 use std::ffi::OsString;
 
-use crate::{limits::BLOCK_SIZE, path};
-
-const META: u8 = b'M';
-const DATA: u8 = b'D';
-const ENTRY: u8 = 0x01;
-const CONTENTS: u8 = 0x02;
-const LINKED: u8 = 0x03;
-const UNCOUNTED: u8 = 0x05;
-const END: u8 = 0x00;
+use crate::{
+    limits::BLOCK_SIZE,
+    path::{self, CONTENTS, DATA, END, ENTRY, LINKED, META, UNCOUNTED},
+};
 
 /// The path from the root of the directory with this contents prefix, byte for byte.
 pub(crate) fn directory_path(contents: &[u8]) -> OsString {
@@ -38,7 +33,7 @@ pub fn describe_key(key: &[u8]) -> String {
 fn describe(key: &[u8]) -> String {
     match path::parse(key) {
         Some(path::Parsed::Meta(parts)) => slashed(&parts),
-        Some(path::Parsed::Data(parts, block)) if block >= path::ATTRS => {
+        Some(path::Parsed::Data(parts, block)) if block >= path::ATTRS_BEGIN => {
             format!("{} (extended attributes)", slashed(&parts))
         }
         Some(path::Parsed::Data(parts, block)) if block >= path::MAP => {
@@ -48,7 +43,7 @@ fn describe(key: &[u8]) -> String {
             format!("{} (data from byte {})", slashed(&parts), block.saturating_mul(BLOCK_SIZE))
         }
         Some(path::Parsed::Linked(parts, id)) => format!("{} (linked file {id})", slashed(&parts)),
-        Some(path::Parsed::LinkedData(parts, id, block)) if block >= path::ATTRS => {
+        Some(path::Parsed::LinkedData(parts, id, block)) if block >= path::ATTRS_BEGIN => {
             format!("{} (extended attributes of linked file {id})", slashed(&parts))
         }
         Some(path::Parsed::LinkedData(parts, id, block)) if block >= path::MAP => {

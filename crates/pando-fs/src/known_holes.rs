@@ -1,6 +1,6 @@
 //! What an inode in memory knows of the holes of its file: the map or a part of it, or only how many blocks there are.
 //!
-//! Guarantees that what is said is of the record as it is, if each change of a map passes through here. Uses maps.
+//! Guarantees that what is said is of the record as it is, if each change of a map passes through here.
 
 use crate::blockmap::BlockMap;
 

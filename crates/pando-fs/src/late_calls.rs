@@ -4,10 +4,10 @@
 //! removed in between, that call gets ESTALE, and the kernel goes the path once more. Where one name is replaced
 //! thousands of times a second, the second call comes too late as well, and the program is told ESTALE.
 //!
-//! So a call that came too late is noted, and for a while afterwards ([`WHILE`]) a file that loses its last name is
+//! So a call that came too late is noted. For a while afterwards ([`KEEPS_FOR`]) a file that loses its last name is
 //! kept as if it were open, until the kernel has forgotten it: the second call finds it. Guarantees: where no call
-//! comes too late, nothing is kept and nothing is paid; at most [`MOST_KEPT`] files are kept at a time, and others are
-//! removed at once.
+//! comes too late, no file is kept and there is no cost; at most [`MAX_KEPT_FILES`] files are kept at a time, and
+//! others are removed at once.
 
 use std::{
     collections::HashMap,
@@ -20,9 +20,9 @@ use parking_lot::Mutex;
 use crate::{inode::InodeRef, types::Ino};
 
 /// Time after a call that came too late during which files are kept: far longer than a kernel needs to try again.
-const WHILE: Duration = Duration::from_secs(2);
+const KEEPS_FOR: Duration = Duration::from_secs(2);
 /// Files kept at a time, a count.
-const MOST_KEPT: usize = 1024;
+const MAX_KEPT_FILES: usize = 1024;
 
 /// A file that is kept, and still has its last name.
 pub(crate) struct KeptFile<'a> {
@@ -68,7 +68,7 @@ impl LateCalls {
 
     /// Whether a file that loses its last name now is to be kept.
     pub(crate) fn keeps(&self) -> bool {
-        self.state.lock().last.is_some_and(|last| last.elapsed() < WHILE)
+        self.state.lock().last.is_some_and(|last| last.elapsed() < KEEPS_FOR)
     }
 
     /// Counts an open of a file that is about to lose its last name, if the kernel knows it. The caller holds `tree` of
@@ -76,10 +76,10 @@ impl LateCalls {
     pub(crate) fn keep(&self, inode: &InodeRef) -> Option<KeptFile<'_>> {
         let mut state = self.state.lock();
         // One that a mount has never forgotten may be kept already.
-        if state.kept.len() >= MOST_KEPT || state.kept.contains_key(&inode.ino) {
+        if state.kept.len() >= MAX_KEPT_FILES || state.kept.contains_key(&inode.ino) {
             return None;
         }
-        // Before the look: whoever forgets the file after that sees that some are kept, and waits for the lock.
+        // Before the look: a FORGET of the file after that sees that files are kept, and waits for the lock.
         self.len.store(state.kept.len() + 1, Ordering::Release);
         let known = inode.peek(|s| s.lookups > 0);
         if known {
@@ -93,7 +93,7 @@ impl LateCalls {
     /// Takes back an open of [`LateCalls::keep`], if the kernel has not forgotten the file meanwhile.
     fn take_back(&self, inode: &InodeRef) {
         let mut state = self.state.lock();
-        // Whoever tries again what has failed does without.
+        // A call that is tried again is no reason to keep files.
         state.last = None;
         let kept = state.kept.remove(&inode.ino);
         self.len.store(state.kept.len(), Ordering::Release);

@@ -1,9 +1,9 @@
-//! What is in memory of accounts: whose turn it is to change them, and which are to be counted.
+//! What is in memory of accounts: the lock for changing them, and which are to be counted.
 //!
-//! Whoever changes what a tree takes adds the difference to accounts in memory and in the same batch, and holds the
-//! turn shared from the one to the other. So who has the turn alone sees accounts in memory that are those of the
-//! engine. Guarantees that one at a time counts, and that nobody waits for a turn longer than for batches that are
-//! under way. Uses inodes.
+//! A call that changes what a tree takes adds the difference to accounts in memory and in its batch, and holds the lock
+//! shared from the one to the other. So a thread that holds the lock exclusively sees accounts in memory that are those
+//! of the engine. Guarantees that one thread at a time counts, and that a thread waits for the lock no longer than
+//! batches under way take.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,14 +16,14 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWri
 use crate::inode::InodeRef;
 
 /// Most directories in snapshots whose counts are remembered.
-const MAX_FROZEN: usize = 256;
+const MAX_FROZEN_DIRS: usize = 256;
 /// Most directories that wait to be counted; those beyond are found again when something below them changes.
-const MAX_WAITING: usize = 256;
+const MAX_WAITING_DIRS: usize = 256;
 
-/// The turn, with others.
-pub(crate) type SharedTurn<'a> = RwLockReadGuard<'a, ()>;
-/// The turn, with nobody else.
-pub(crate) type SoleTurn<'a> = RwLockWriteGuard<'a, ()>;
+/// The lock, shared with others.
+pub(crate) type SharedAccounts<'a> = RwLockReadGuard<'a, ()>;
+/// The lock, held exclusively.
+pub(crate) type SoleAccounts<'a> = RwLockWriteGuard<'a, ()>;
 
 /// What is to be counted, and the thread that counts.
 #[derive(Default)]
@@ -37,7 +37,7 @@ struct RecountQueue {
 /// The accounts of a mount.
 #[derive(Default)]
 pub(crate) struct Ledger {
-    turn: RwLock<()>,
+    accounts: RwLock<()>,
     counting: Mutex<()>,
     /// How often accounts became stale.
     marks: AtomicU64,
@@ -49,27 +49,27 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Waits while somebody has the turn alone.
-    pub(crate) fn shared(&self) -> SharedTurn<'_> {
-        waiting::take(|| self.turn.try_read(), || self.turn.read())
+    /// Waits while a thread holds the lock exclusively.
+    pub(crate) fn shared(&self) -> SharedAccounts<'_> {
+        waiting::take(|| self.accounts.try_read(), || self.accounts.read())
     }
 
     /// Waits for batches that are under way.
-    pub(crate) fn alone(&self) -> SoleTurn<'_> {
-        waiting::take(|| self.turn.try_write(), || self.turn.write())
+    pub(crate) fn alone(&self) -> SoleAccounts<'_> {
+        waiting::take(|| self.accounts.try_write(), || self.accounts.write())
     }
 
-    /// Waits until nobody else counts.
+    /// Waits until no other thread counts.
     pub(crate) fn count_alone(&self) -> MutexGuard<'_, ()> {
         waiting::take(|| self.counting.try_lock(), || self.counting.lock())
     }
 
-    /// To be called with the turn, before accounts become stale.
+    /// To be called with the lock held, before accounts become stale.
     pub(crate) fn mark(&self) {
         self.marks.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// With the turn alone: nothing has become stale since this was the same.
+    /// With the lock held exclusively: no account has become stale since this was the same.
     pub(crate) fn marks(&self) -> u64 {
         self.marks.load(Ordering::Acquire)
     }
@@ -82,33 +82,33 @@ impl Ledger {
     /// Remembers what the directory in a snapshot with this contents prefix takes.
     pub(crate) fn note_frozen(&self, contents: Vec<u8>, bytes: i64) {
         let mut frozen = self.frozen.lock();
-        if frozen.len() >= MAX_FROZEN {
+        if frozen.len() >= MAX_FROZEN_DIRS {
             frozen.clear();
         }
         frozen.insert(contents, bytes);
     }
 
-    /// Has a directory counted, when somebody counts next.
+    /// Puts a directory into the queue of those to be counted.
     pub(crate) fn wants(&self, dir: &InodeRef) {
         let mut state = self.state.lock();
         let known = state.waiting.iter().any(|other| other.ino == dir.ino);
-        if !known && !state.stopped && state.waiting.len() < MAX_WAITING {
+        if !known && !state.stopped && state.waiting.len() < MAX_WAITING_DIRS {
             state.waiting.push_back(dir.clone());
         }
     }
 
-    /// One of those that wait.
+    /// The next of the queue.
     pub(crate) fn next(&self) -> Option<InodeRef> {
         self.state.lock().waiting.pop_front()
     }
 
-    /// Notes that somebody counts in the background; false if there is one already, nothing to do, or the mount ends.
+    /// Notes that a background thread counts; false if one does already, the queue is empty, or the mount ends.
     pub(crate) fn start(&self) -> bool {
         let mut state = self.state.lock();
         !state.stopped && !state.waiting.is_empty() && !std::mem::replace(&mut state.running, true)
     }
 
-    /// Whether whoever counts in the background is to go on. If not, nobody does so from now on.
+    /// Whether the background thread is to go on. If not, there is none from now on.
     pub(crate) fn goes_on(&self) -> bool {
         let mut state = self.state.lock();
         let goes_on = !state.stopped && !state.waiting.is_empty();
@@ -119,7 +119,7 @@ impl Ledger {
         goes_on
     }
 
-    /// Nobody counts in the background any more.
+    /// The background thread has ended.
     pub(crate) fn ended(&self) {
         self.state.lock().running = false;
         self.changed.notify_all();
@@ -129,7 +129,7 @@ impl Ledger {
         self.state.lock().stopped
     }
 
-    /// Ends the counting, and returns when nobody is at it in the background.
+    /// Ends the counting, and returns when the background thread has ended.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopped = true;

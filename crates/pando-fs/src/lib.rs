@@ -20,12 +20,9 @@
 //! - *Errors.* [`Error::errno`] gives the errno that a kernel would return.
 //! - *Flags* are those of Linux's open(2), as numbers.
 //!
-//! The modules, roughly from the lowest up: `path` (keys) and `key_text` (keys in words); `attrs` and `acl` (extended
-//! attributes as bytes); `record`, `account`, `blockmap` and `merge` (values and their blind changes); `position`
-//! (cookies of directories), `inode` and `children` (what is in memory), `lineage` (inode numbers), `handle`; `volume`
-//! (the whole, an [`Fs`]); `place` (where an inode is, locked) and `domain` (in which lineage); `bill` and `ledger`
-//! (accounts of quotas); and above these the calls by subject, from `data` to `clone`, `snapshot`, `usage` and
-//! `fork`. The table `FS` of the engine's test `tidy_source` has all of them in their order, and what each imports.
+//! Keys and values are below (`path`, `record`, `merge`), then what is in memory (`inode`, `handle`, `volume`), then
+//! the calls by subject, each in a module of its own. The table `FS` of the engine's test `tidy_source` has all modules
+//! from the ground up, and what each may use; `docs/architecture.md` says where to begin.
 //!
 //! ```
 //! use std::{ffi::OsStr, path::Path, sync::Arc};
@@ -63,10 +60,11 @@ mod account;
 mod acl;
 mod allocate;
 mod attrs;
+mod background;
 mod below;
 mod bill;
 mod blockmap;
-mod by_place;
+mod by_prefix;
 mod census;
 mod check;
 mod children;
@@ -88,6 +86,7 @@ mod file_runs;
 
 mod fork;
 mod forks;
+mod format;
 mod frozen;
 mod handle;
 mod holes;
@@ -106,6 +105,8 @@ mod mode;
 mod mount_points;
 mod mounted;
 mod name;
+mod open;
+mod open_flags;
 mod orphan;
 mod path;
 mod path_cache;
@@ -127,6 +128,7 @@ mod stats;
 mod staying;
 mod sums;
 mod types;
+mod uncounted;
 mod usage;
 mod volume;
 mod xattr;

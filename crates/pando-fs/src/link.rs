@@ -12,6 +12,7 @@ use pando_db::{Batch, waiting};
 use crate::{
     bill::{Bill, Taken},
     error::{Error, Result, show},
+    format::FEATURE_HARD_LINKS,
     inode::{InodeRef, Link},
     lock::Obstacle,
     merge::Change,
@@ -20,7 +21,7 @@ use crate::{
     record::LinkName,
     rename::{End, LockedDirs},
     types::{Attr, Caller, FileKind, Ino},
-    volume::{Fs, HARD_LINKS},
+    volume::Fs,
 };
 
 /// Most names that a file can have, a count.
@@ -76,7 +77,7 @@ impl Fs {
         let new = self.dir(newparent)?;
         may_change(&new, true)?;
         if !matches!(Before::of(&inode)?, Before::Nameless) {
-            self.need_feature(HARD_LINKS)?;
+            self.need_feature(FEATURE_HARD_LINKS)?;
         }
         self.with_attempts(|tries| {
             let before = Before::of(&inode)?;

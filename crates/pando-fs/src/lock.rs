@@ -1,9 +1,9 @@
 //! Locks of inodes, taken by attempts.
 //!
-//! A call that needs the locks of several subtrees must not wait for one while it holds another. It takes each only
-//! if it is free ([`attempt_shared`], [`Attempts::exclusive`]); an [`Obstacle`] says which lock to wait for before
-//! the next attempt. `place` has the order of all locks. A call keeps its locks while it waits for the device, so a
-//! wait for such a lock may be a wait for the device, and is announced. Uses errors only.
+//! A call that needs the locks of several subtrees must not wait for one while it holds another. It takes each only if
+//! it is free ([`attempt_shared`], [`Attempts::exclusive`]); an [`Obstacle`] says which lock to wait for before the
+//! next attempt. `place` has the order of all locks. A call keeps its locks while it waits for the device, so a wait
+//! for such a lock may be a wait for the device, and is announced.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) enum Guard {
 
 /// Why an attempt to hold several locks ended.
 pub(crate) enum Obstacle {
-    /// Somebody has this lock: let everything go, wait for it, try again.
+    /// Another thread has this lock: release all locks, wait for it, try again.
     Taken { lock: Lock, exclusive: bool },
     /// What was found out is no longer so, and the batch that expected it was refused: try again.
     Overtaken,

@@ -20,10 +20,10 @@ use crate::{
     types::{FileKind, Time},
 };
 
-const WRITE: u8 = 1;
-const CUT: u8 = 2;
-const CHANGE: u8 = 16;
-const SET_ATTRS: u8 = 17;
+const WRITE_OP: u8 = 1;
+const CUT_OP: u8 = 2;
+const CHANGE_OP: u8 = 16;
+const SET_ATTRS_OP: u8 = 17;
 
 /// The merge of a file system.
 #[derive(Debug, Clone, Copy, Default)]
@@ -32,7 +32,7 @@ pub struct FsMerge;
 /// An operation that writes `data` at `offset` of a block.
 pub(crate) fn write(offset: u32, data: &[u8]) -> Bytes {
     let mut op = BytesMut::with_capacity(5 + data.len());
-    op.put_u8(WRITE);
+    op.put_u8(WRITE_OP);
     op.put_u32_le(offset);
     op.put_slice(data);
     op.freeze()
@@ -41,14 +41,14 @@ pub(crate) fn write(offset: u32, data: &[u8]) -> Bytes {
 /// An operation that leaves at most the first `len` bytes of a block, and nothing of it if 0.
 pub(crate) fn cut(len: u32) -> Bytes {
     let mut op = BytesMut::with_capacity(5);
-    op.put_u8(CUT);
+    op.put_u8(CUT_OP);
     op.put_u32_le(len);
     op.freeze()
 }
 
 /// An operation that gives a record these extended attributes, instead of all that it has.
 pub(crate) fn set_attrs(attrs: &Attrs) -> Bytes {
-    [&[SET_ATTRS], &attrs.bytes()[..]].concat().into()
+    [&[SET_ATTRS_OP], &attrs.bytes()[..]].concat().into()
 }
 
 /// A change of size.
@@ -174,7 +174,7 @@ impl Change {
     /// The change as an upsert: tag, mask (u16), the fields of the mask in order.
     pub(crate) fn encode(&self) -> Bytes {
         let mut op = BytesMut::with_capacity(64);
-        op.put_u8(CHANGE);
+        op.put_u8(CHANGE_OP);
         op.put_u16_le(0);
         let mut mask = 0u16;
         if let Some(size) = self.size {
@@ -237,7 +237,7 @@ impl Change {
     }
 
     fn decode(op: &[u8]) -> Option<Self> {
-        let (&CHANGE, mut rest) = op.split_first()? else { return None };
+        let (&CHANGE_OP, mut rest) = op.split_first()? else { return None };
         let mask = rest.try_get_u16_le().ok()?;
         let has = |bit: u32| mask >> bit & 1 != 0;
         let mut c = Self::default();
@@ -290,7 +290,7 @@ impl Change {
 }
 
 fn decode_attrs(op: &[u8]) -> Option<Attrs> {
-    let (&SET_ATTRS, attrs) = op.split_first()? else { return None };
+    let (&SET_ATTRS_OP, attrs) = op.split_first()? else { return None };
     Attrs::decode(attrs).ok()
 }
 
@@ -302,7 +302,7 @@ struct Write<'a> {
 
 impl<'a> Write<'a> {
     fn decode(op: &'a [u8]) -> Option<Self> {
-        let (&WRITE, mut data) = op.split_first()? else { return None };
+        let (&WRITE_OP, mut data) = op.split_first()? else { return None };
         let offset = data.try_get_u32_le().ok()? as usize;
         (offset.checked_add(data.len())? <= BLOCK_SIZE as usize).then_some(Self { offset, data })
     }
@@ -322,7 +322,7 @@ impl<'a> Write<'a> {
 }
 
 fn decode_cut(op: &[u8]) -> Option<usize> {
-    let (&CUT, len) = op.split_first()? else { return None };
+    let (&CUT_OP, len) = op.split_first()? else { return None };
     Some(u32::from_le_bytes(len.try_into().ok()?) as usize)
 }
 

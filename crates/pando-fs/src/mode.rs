@@ -8,15 +8,17 @@
 //! for the same files never pile up. Pure functions; uses nothing.
 
 /// All bits of a mode that can be changed.
-pub(crate) const ALL: u16 = 0o7777;
-const S_ISUID: u16 = 0o4000;
-const S_ISGID: u16 = 0o2000;
-const S_ISVTX: u16 = 0o1000;
+pub(crate) const MODE_BITS: u16 = 0o7777;
+pub(crate) const S_ISUID: u16 = 0o4000;
+pub(crate) const S_ISGID: u16 = 0o2000;
+pub(crate) const S_ISVTX: u16 = 0o1000;
+pub(crate) const S_IXGRP: u16 = 0o010;
+pub(crate) const S_IXOTH: u16 = 0o001;
 const SET_ID: u16 = S_ISUID | S_ISGID;
 /// The bits of the three classes of users, for reading, writing and executing.
-const READ: u16 = 0o444;
-const WRITE: u16 = 0o222;
-const EXECUTE: u16 = 0o111;
+const READ_BITS: u16 = 0o444;
+const WRITE_BITS: u16 = 0o222;
+const EXECUTE_BITS: u16 = 0o111;
 
 /// Settings of three bits.
 const ROWS: usize = 8;
@@ -135,8 +137,8 @@ impl ModeChange {
         if text.starts_with(|c: char| c.is_ascii_digit()) {
             let value = octal(text)?;
             // Five digits name all bits; fewer do not name those that are zero and mean something else for directories.
-            let named = if text.len() > 4 { ALL } else { value | ALL & !SET_ID };
-            let step = ModeOp { who: ALL, how: How::Set, what: What::Bits(value), named };
+            let named = if text.len() > 4 { MODE_BITS } else { value | MODE_BITS & !SET_ID };
+            let step = ModeOp { who: MODE_BITS, how: How::Set, what: What::Bits(value), named };
             return Some(Self::of(|mode, dir| step.apply(mode, dir, umask)));
         }
         let mut steps = Vec::new();
@@ -150,7 +152,7 @@ impl ModeChange {
 /// Mode bits in octal digits.
 fn octal(text: &str) -> Option<u16> {
     let valid = !text.is_empty() && text.bytes().all(|digit| (b'0'..=b'7').contains(&digit));
-    u16::from_str_radix(text, 8).ok().filter(|value| valid && *value <= ALL)
+    u16::from_str_radix(text, 8).ok().filter(|value| valid && *value <= MODE_BITS)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -186,19 +188,19 @@ impl ModeOp {
         let kept = if dir { SET_ID & !self.named } else { 0 };
         let value = match self.what {
             What::Bits(bits) => bits,
-            What::BitsAndSearch(bits) if dir || mode & EXECUTE != 0 => bits | EXECUTE,
+            What::BitsAndSearch(bits) if dir || mode & EXECUTE_BITS != 0 => bits | EXECUTE_BITS,
             What::BitsAndSearch(bits) => bits,
             What::Like(class) => {
                 let has = |bits: u16| if mode & class & bits != 0 { bits } else { 0 };
-                has(READ) | has(WRITE) | has(EXECUTE)
+                has(READ_BITS) | has(WRITE_BITS) | has(EXECUTE_BITS)
             }
         };
-        let reach = if self.who == 0 { ALL & !umask } else { self.who };
+        let reach = if self.who == 0 { MODE_BITS & !umask } else { self.who };
         let value = value & reach & !kept;
         match self.how {
             How::Add => mode | value,
             How::Remove => mode & !value,
-            How::Set => mode & (if self.who == 0 { 0 } else { ALL & !self.who } | kept) | value,
+            How::Set => mode & (if self.who == 0 { 0 } else { MODE_BITS & !self.who } | kept) | value,
         }
     }
 }
@@ -213,7 +215,7 @@ fn clause_steps(clause: &str, steps: &mut Vec<ModeOp>) -> Option<()> {
             'u' => S_ISUID | 0o700,
             'g' => S_ISGID | 0o070,
             'o' => S_ISVTX | 0o007,
-            'a' => ALL,
+            'a' => MODE_BITS,
             _ => return None,
         };
     }
@@ -240,15 +242,15 @@ fn clause_steps(clause: &str, steps: &mut Vec<ModeOp>) -> Option<()> {
                 if who != 0 || !rest.is_empty() {
                     return None;
                 }
-                ModeOp { who: ALL, how, what: What::Bits(octal(digits)?), named: ALL }
+                ModeOp { who: MODE_BITS, how, what: What::Bits(octal(digits)?), named: MODE_BITS }
             }
             letters => {
                 let (mut bits, mut search) = (0, false);
                 for letter in letters.chars() {
                     bits |= match letter {
-                        'r' => READ,
-                        'w' => WRITE,
-                        'x' => EXECUTE,
+                        'r' => READ_BITS,
+                        'w' => WRITE_BITS,
+                        'x' => EXECUTE_BITS,
                         's' => SET_ID,
                         't' => S_ISVTX,
                         'X' => {
@@ -314,7 +316,7 @@ mod tests {
                         steps.iter().fold(mode, |mode, step| step.apply(mode, dir, umask))
                     }
                 };
-                for mode in 0..=ALL {
+                for mode in 0..=MODE_BITS {
                     for dir in [false, true] {
                         assert_eq!(change.apply(mode, dir), steps(mode, dir), "{text} of {mode:o}, {dir}");
                     }
@@ -327,12 +329,12 @@ mod tests {
     #[test]
     fn two_changes_in_turn_are_one() {
         let changes: Vec<_> = TEXTS.iter().filter_map(|text| ModeChange::parse(text, 0o022)).collect();
-        let drop = |mode: u16| mode & !S_ISUID & if mode & 0o010 != 0 { !S_ISGID } else { ALL };
+        let drop = |mode: u16| mode & !S_ISUID & if mode & 0o010 != 0 { !S_ISGID } else { MODE_BITS };
         let changes: Vec<_> = changes.into_iter().chain([ModeChange::without_set_id(drop)]).collect();
         for a in &changes {
             for b in &changes {
                 let both = a.then(b);
-                for mode in (0..=ALL).step_by(3) {
+                for mode in (0..=MODE_BITS).step_by(3) {
                     for dir in [false, true] {
                         assert_eq!(both.apply(mode, dir), b.apply(a.apply(mode, dir), dir));
                     }

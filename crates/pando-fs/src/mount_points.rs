@@ -1,7 +1,6 @@
 //! Entries on which something else is mounted, as threads have said of the calls that they make; see `mounted`.
 //!
 //! To look costs one lock, which nobody holds for longer than it takes to copy what is known: nearly always nothing.
-//! Uses nothing but numbers.
 
 use std::thread::{self, ThreadId};
 

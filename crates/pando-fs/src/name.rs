@@ -125,7 +125,7 @@ impl Fs {
         let marks = path::meta(&path::all_uncounted(&contents));
         if self.db.prefix(&marks).next().transpose()?.is_some() {
             self.counting.wants(root);
-            self.count_in_background();
+            self.count_names_soon();
         }
         Ok(())
     }

@@ -21,10 +21,10 @@ use crate::{
     volume::Fs,
 };
 
-/// Share of a store that is to be free where files are kept for calls on their way (1/n).
+/// Share of a store (1/n) that has to be free for files to be kept for late calls.
 const PLENTY_FRACTION: u64 = 16;
 
-/// What becomes of an inode when a name of it goes.
+/// What happens to an inode when a name of it is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// It is removed.
@@ -48,8 +48,8 @@ impl Fs {
         batch.put(system::orphan_meta(inode.ino), record.encode());
     }
 
-    /// Tells an inode that an entry of it was removed, and what the batch made of it. The
-    /// caller holds `tree` of it, or of a directory above it, exclusively.
+    /// Notes in an inode that an entry of it was removed, and what the batch made of it. The caller holds `tree` of it,
+    /// or of a directory above it, exclusively.
     pub(crate) fn removed(&self, inode: &Inode, fate: Fate, now: Time) {
         inode.change(|s| s.record.ctime = now);
         match fate {
@@ -60,8 +60,8 @@ impl Fs {
             Fate::Orphan => inode.relink(Link::Orphan),
             Fate::Gone => inode.relink(Link::Gone),
         }
-        // The last handle may have gone since the batch was made: a release below a directory
-        // that is removed waits for nobody.
+        // The last handle may have been closed since the batch was made: a release below a directory that is removed
+        // takes no lock of it.
         self.drop_orphan_if_closed(inode);
     }
 
@@ -73,9 +73,9 @@ impl Fs {
         }
     }
 
-    /// Keeps a file, whose `tree` the caller holds exclusively and which is about to lose a name, if that is its last
-    /// one and calls by it may be on their way. Not on a store that is nearly full: what is kept takes its space, and
-    /// moving it away takes more than removing it.
+    /// Keeps a file that is about to lose a name, if that is its last name and late calls by it may come. The caller
+    /// holds `tree` of the file exclusively. Not on a nearly full store: a kept file holds its space, and its move into
+    /// the orphan area takes more than its removal.
     pub(crate) fn keep_for_late_calls(&self, inode: &InodeRef) -> Option<KeptFile<'_>> {
         let last = inode.peek(|s| !matches!(s.link, Link::Linked { .. }) || s.record.nlink <= 1);
         if inode.kind != FileKind::Regular || !last || !self.late_calls.keeps() {
@@ -85,14 +85,14 @@ impl Fs {
         if available >= total / PLENTY_FRACTION { self.late_calls.keep(inode) } else { None }
     }
 
-    /// Takes back an open: the last one of a file without a name removes its data. The caller holds no locks.
+    /// Takes one open back: the last one of a file without a name removes its data. The caller holds no locks.
     pub(crate) fn let_go(&self, inode: &InodeRef) {
         let _own = lock::exclusive(&inode.tree);
         inode.change(|s| s.opens = s.opens.saturating_sub(1));
         self.drop_orphan_if_closed(inode);
     }
 
-    /// Removes an orphan that nobody has open any more.
+    /// Removes an orphan that is not open any more.
     pub(crate) fn drop_orphan_if_closed(&self, inode: &Inode) {
         let ended = |s: &InodeState| s.opens == 0 && matches!(s.link, Link::Orphan);
         let last = inode.peek(ended).then(|| {
@@ -106,17 +106,17 @@ impl Fs {
         });
         if let Some(Some(record)) = last {
             let mut batch = Batch::new();
-            // Its name was deleted before, and nobody tries this again.
+            // Its name was deleted before, and this is not tried again.
             batch.releases().delete(system::orphan_meta(inode.ino));
             Self::drop_data(&mut batch, &system::orphan_data(inode.ino), &record);
-            // Nobody can be told; the next mount removes what this could not.
+            // There is no caller to tell; the next mount removes what this could not.
             let _ = self.db.write(batch);
         }
     }
 
-    /// Adds the moves of all open files below `top`, whose `tree` the caller holds exclusively, into the orphan area,
-    /// and returns these files. Those stay whose keys lie under a path that `stays`. Costs a look at each file that
-    /// is open anywhere, or at each inode in memory below `top`, whichever are fewer.
+    /// Adds moves of all open files below `top` into the orphan area, and returns these files. The caller holds `tree`
+    /// of `top` exclusively. Files whose path `stays` are left out. Costs a look at each open file, or at each inode in
+    /// memory below `top`, whichever are fewer.
     pub(crate) fn orphan_below(
         &self,
         batch: &mut Batch,
@@ -138,7 +138,7 @@ impl Fs {
         Ok(found)
     }
 
-    /// What is in memory below `top`, or else all open files, each once.
+    /// The inodes in memory below `top`, or all open files if those are fewer, each once.
     fn perhaps_open_below(&self, top: &Inode) -> Vec<InodeRef> {
         let handles = usize::try_from(self.files.len()).unwrap_or(usize::MAX);
         self.known_below(top, handles).unwrap_or_else(|| {

@@ -33,36 +33,36 @@ pub(crate) const SNAPSHOTS_END: u32 = u32::MAX - 1;
 /// Volume number of the system's own records; no tree.
 const SYSTEM: u32 = u32::MAX;
 
-const META: u8 = b'M';
-const DATA: u8 = b'D';
-const ENTRY: u8 = 0x01;
-const CONTENTS: u8 = 0x02;
-const LINKED: u8 = 0x03;
+pub(crate) const META: u8 = b'M';
+pub(crate) const DATA: u8 = b'D';
+pub(crate) const ENTRY: u8 = 0x01;
+pub(crate) const CONTENTS: u8 = 0x02;
+pub(crate) const LINKED: u8 = 0x03;
 const LINK_NAME: u8 = 0x04;
-const UNCOUNTED: u8 = 0x05;
+pub(crate) const UNCOUNTED: u8 = 0x05;
 /// Bytes that the path of a linked file has behind the contents prefix of the root of its lineage.
 const LINKED_BYTES: usize = 1 + 8;
 /// Begins the mark of a snapshot, in paths in memory only: no key has it.
-const SNAPSHOT: u8 = 0x06;
-const END: u8 = 0x00;
+const SNAPSHOT_MARK: u8 = 0x06;
+pub(crate) const END: u8 = 0x00;
 /// Bytes of a mark: its beginning, eight hexadecimal digits, its end.
 const MARK_BYTES: usize = 1 + 8 + 1;
 /// Bytes of the volume and the region before the path in a key.
-pub(crate) const HEAD_BYTES: usize = 4 + 1;
+pub(crate) const KEY_HEAD_BYTES: usize = 4 + 1;
 
 /// A block number that no block has: under the data prefix of a file, keys from here on are pieces of the map of
 /// its blocks (`blockmap`).
 pub(crate) const MAP: u64 = 1 << 63;
 /// Above the numbers of all pieces of maps: from here on the keys of extended attributes (`attrs`). Under the prefix of
 /// a directory, or of anything else without data, there are none but these.
-pub(crate) const ATTRS: u64 = 0xa0 << 56;
+pub(crate) const ATTRS_BEGIN: u64 = 0xa0 << 56;
 /// Above the numbers of the keys of extended attributes.
 pub(crate) const ATTRS_END: u64 = 0xa1 << 56;
 /// Longest encoded path of a new entry, bytes: what is left of the engine's key for a block's key.
-const MAX_NEW_PATH: usize = pando_db::MAX_KEY - 4 - 1 - 8;
+const MAX_NEW_PATH_BYTES: usize = pando_db::MAX_KEY - 4 - 1 - 8;
 /// Longest encoded path, bytes: of an entry without data that came to its place with the tree around it, where the
 /// engine refuses only keys that are too long.
-const MAX_PATH: usize = pando_db::MAX_KEY - 4 - 1;
+const MAX_PATH_BYTES: usize = pando_db::MAX_KEY - 4 - 1;
 
 /// A name that may become an entry: 1 to 255 bytes, no NUL, no slash, neither `.` nor `..`.
 pub(crate) fn check_name(name: &OsStr) -> Result<&[u8]> {
@@ -78,7 +78,7 @@ pub(crate) fn check_name(name: &OsStr) -> Result<&[u8]> {
 
 /// The mark of a snapshot: the contents prefix of its root, and the path of that.
 pub(crate) fn snapshot(number: u32) -> Vec<u8> {
-    let mut mark = vec![SNAPSHOT];
+    let mut mark = vec![SNAPSHOT_MARK];
     mark.extend_from_slice(format!("{number:08x}").as_bytes());
     mark.push(END);
     mark
@@ -86,7 +86,7 @@ pub(crate) fn snapshot(number: u32) -> Vec<u8> {
 
 /// The volume that a path is in, and the path in that volume.
 fn volume_of(path: &[u8]) -> (u32, &[u8]) {
-    let marked = path.split_at_checked(MARK_BYTES).filter(|(mark, _)| mark.first() == Some(&SNAPSHOT));
+    let marked = path.split_at_checked(MARK_BYTES).filter(|(mark, _)| mark.first() == Some(&SNAPSHOT_MARK));
     let number =
         |mark: &[u8]| u32::from_str_radix(str::from_utf8(mark.get(1..MARK_BYTES - 1)?).ok()?, 16).ok();
     match marked.and_then(|(mark, rest)| Some((number(mark)?, rest))) {
@@ -97,7 +97,7 @@ fn volume_of(path: &[u8]) -> (u32, &[u8]) {
 
 /// The path, with the mark of its volume, in a key of the tree or of a snapshot; `None` for other keys.
 pub(crate) fn path_of(key: &[u8]) -> Option<Vec<u8>> {
-    let path = key.get(HEAD_BYTES..)?;
+    let path = key.get(KEY_HEAD_BYTES..)?;
     match key_volume(key)? {
         SYSTEM => None,
         LIVE => Some(path.to_vec()),
@@ -123,12 +123,12 @@ pub(crate) fn volume(number: u32) -> Bytes {
 /// The prefix of the extended attributes with keys of their own, of what has this data prefix.
 pub(crate) fn attrs_under(data: &[u8]) -> Bytes {
     let mut key = BytesMut::from(data);
-    key.put_u8((ATTRS >> 56) as u8);
+    key.put_u8((ATTRS_BEGIN >> 56) as u8);
     key.freeze()
 }
 
 fn extend(path: &mut Vec<u8>, kind: u8, name: &[u8]) -> Result<()> {
-    if volume_of(path).1.len() + name.len() + 2 > MAX_PATH {
+    if volume_of(path).1.len() + name.len() + 2 > MAX_PATH_BYTES {
         return Err(Error::NameTooLong(String::from_utf8_lossy(name).into_owned()));
     }
     path.reserve(name.len() + 2);
@@ -167,7 +167,7 @@ pub(crate) fn entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
 /// The same of an entry that is to be there from now on: it must leave room for the keys of its data.
 pub(crate) fn new_entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
     let entry = entry(dir, name)?;
-    if entry.len() > MAX_NEW_PATH {
+    if entry.len() > MAX_NEW_PATH_BYTES {
         return Err(Error::NameTooLong(String::from_utf8_lossy(name).into_owned()));
     }
     Ok(entry)
@@ -193,7 +193,7 @@ pub(crate) fn linked(root: &[u8], id: u64) -> Vec<u8> {
 
 /// The same of one that is to be there from now on: it must leave room for the keys of its data.
 pub(crate) fn new_linked(root: &[u8], id: u64) -> Result<Vec<u8>> {
-    match root.len() + LINKED_BYTES > MAX_NEW_PATH {
+    match root.len() + LINKED_BYTES > MAX_NEW_PATH_BYTES {
         true => Err(Error::NameTooLong(format!("linked file {id}"))),
         false => Ok(linked(root, id)),
     }
@@ -255,12 +255,12 @@ pub(crate) fn data(path: &[u8]) -> Bytes {
 
 /// Data prefix of what has its record under the key `meta`, which is no orphan.
 pub(crate) fn data_of(meta: &[u8]) -> Bytes {
-    key(key_volume(meta).unwrap_or(LIVE), DATA, meta.get(HEAD_BYTES..).unwrap_or_default())
+    key(key_volume(meta).unwrap_or(LIVE), DATA, meta.get(KEY_HEAD_BYTES..).unwrap_or_default())
 }
 
 /// Key of the record of what has the data prefix `data`, which is no orphan.
 pub(crate) fn meta_of(data: &[u8]) -> Bytes {
-    key(key_volume(data).unwrap_or(LIVE), META, data.get(HEAD_BYTES..).unwrap_or_default())
+    key(key_volume(data).unwrap_or(LIVE), META, data.get(KEY_HEAD_BYTES..).unwrap_or_default())
 }
 
 /// Key of block number `block` under the data prefix of a file; or of a piece of its map (`blockmap`).
@@ -273,8 +273,8 @@ pub(crate) fn block(data: &[u8], block: u64) -> Bytes {
 
 /// The data prefix of the directory in which the file with this data prefix is. `None` if it is none of a file.
 pub(crate) fn data_of_directory(data: &[u8]) -> Option<&[u8]> {
-    let dir = directory_of(data.get(HEAD_BYTES..)?);
-    data.get(..HEAD_BYTES + dir.len())
+    let dir = directory_of(data.get(KEY_HEAD_BYTES..)?);
+    data.get(..KEY_HEAD_BYTES + dir.len())
 }
 
 /// The first key behind all that begin with `prefix`, if there is one.
@@ -319,7 +319,7 @@ pub(crate) fn listing_between(dir: &[u8], least: &[u8], above: Option<&[u8]>) ->
 
 /// The name in a key that a scan of [`listing`] of the directory `dir` gave.
 pub(crate) fn name_of<'a>(dir: &[u8], key: &'a [u8]) -> Option<&'a [u8]> {
-    let rest = key.get(HEAD_BYTES + volume_of(dir).1.len()..)?;
+    let rest = key.get(KEY_HEAD_BYTES + volume_of(dir).1.len()..)?;
     match rest.split_first()? {
         (&ENTRY, name) => name.strip_suffix(&[END]).filter(|n| !n.is_empty() && !n.contains(&END)),
         _ => None,
@@ -371,7 +371,7 @@ pub(crate) fn parse_below(key: &[u8], known: usize) -> Option<Parsed<'_>> {
             let block = u64::from_be_bytes(block.try_into().ok()?);
             if path.is_empty() && known == 0 {
                 // The root has attributes, and no data.
-                return (block >= ATTRS).then(|| Parsed::Data(Vec::new(), block));
+                return (block >= ATTRS_BEGIN).then(|| Parsed::Data(Vec::new(), block));
             }
             let (dirs, rest) = directories(path)?;
             match rest.split_first()? {
@@ -445,7 +445,7 @@ pub(crate) fn behind_links(root: &[u8]) -> Vec<u8> {
 /// Path of the entry of the directory with this contents prefix.
 pub(crate) fn entry_of_contents(contents: &[u8]) -> Option<Vec<u8>> {
     let above = directory_of(contents);
-    if above.len() == contents.len() || contents.first() == Some(&SNAPSHOT) && above.is_empty() {
+    if above.len() == contents.len() || contents.first() == Some(&SNAPSHOT_MARK) && above.is_empty() {
         return Some(contents.to_vec());
     }
     Some(entry_of(contents, above.len()))
@@ -589,7 +589,7 @@ mod tests {
 
     #[test]
     fn a_path_over_the_key_limit_is_refused() {
-        let dir = vec![7; MAX_PATH - 10];
+        let dir = vec![7; MAX_PATH_BYTES - 10];
         assert!(entry(&dir, b"12345678").is_ok());
         assert_eq!(entry(&dir, b"123456789").unwrap_err().errno(), 36);
         // What is moved may be a little longer than what is made.

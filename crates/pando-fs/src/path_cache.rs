@@ -24,7 +24,7 @@ use crate::{
 /// Directories deeper than this have their path remembered.
 const MIN_DEPTH: usize = 32;
 /// Paths that are remembered, a count.
-const PATHS: usize = 8;
+const MAX_PATHS: usize = 8;
 
 /// The path from the root to a directory.
 #[derive(Debug)]
@@ -70,7 +70,7 @@ impl PathCache {
         self.any.store(true, Ordering::Relaxed);
         let mut list = self.list.lock();
         list.retain(|w| !Weak::ptr_eq(&w.dir, &path.dir));
-        list.truncate(PATHS - 1);
+        list.truncate(MAX_PATHS - 1);
         list.push_front(path);
     }
 }

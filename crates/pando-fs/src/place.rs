@@ -124,7 +124,7 @@ impl Fs {
         &self,
         mut f: impl FnMut(&mut Attempts) -> Result<T, Obstacle>,
     ) -> Result<T> {
-        let mut turn = None;
+        let mut retrying = None;
         let mut attempts = Attempts::default();
         let mut own = 0;
         loop {
@@ -147,8 +147,8 @@ impl Fs {
                     attempts.spare = None; // wait with empty hands
                     // Of those who failed once, one at a time tries again: two cannot go on
                     // hindering each other.
-                    if turn.is_none() {
-                        turn = Some(waiting::take(|| self.retry.try_lock(), || self.retry.lock()));
+                    if retrying.is_none() {
+                        retrying = Some(waiting::take(|| self.retry.try_lock(), || self.retry.lock()));
                     }
                     if exclusive {
                         let guard = lock::exclusive(&lock);

@@ -1,7 +1,7 @@
 //! How much memory the plans of users take together.
 //!
 //! Guarantees that those of one user other than root take no more than they may, however many he has made at the same
-//! time. Uses errors.
+//! time.
 
 use std::{cell::Cell, collections::HashMap};
 

@@ -1,8 +1,7 @@
 //! Policies for snapshots as they are stored: what is to be snapshotted by itself, and what of that is kept.
 //!
-//! A directory has one policy at most, under its place (see `by_place`), so it goes with the directory when that is
-//! renamed or removed, and a clone begins without one. Who carries them out is above: `snapshot::automatic`. Uses keys
-//! and records.
+//! A directory has one policy at most, under its contents prefix (see `by_prefix`), so it goes with the directory when
+//! that is renamed or removed, and a clone begins without one. Who carries them out is above: `snapshot::automatic`.
 
 use std::ffi::OsString;
 
@@ -11,16 +10,17 @@ use pando_db::Batch;
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_POLICIES,
     path::system,
     staying::Staying,
     types::SnapshotPolicy,
-    volume::{Fs, POLICIES},
+    volume::Fs,
 };
 
-/// Most policies that a file system has, a count: whoever carries them out looks at all of them.
+/// Most policies that a file system has, a count: the thread that carries them out looks at all of them.
 pub const MAX_POLICIES: usize = 1024;
 /// Version of the record of a policy.
-const VERSION: u8 = 1;
+const POLICY_VERSION: u8 = 1;
 /// Most that a policy can demand to stay free, percent.
 pub const MAX_FREE_PERCENT: u8 = 50;
 
@@ -47,7 +47,7 @@ pub struct StoredPolicy {
 pub struct PolicyInfo {
     /// Where the directory is.
     pub path: OsString,
-    /// Who has set it: snapshots are made, and deleted, with the rights of this user.
+    /// The user who has set it: snapshots are made, and deleted, with the rights of this user.
     pub uid: u32,
     /// What it says.
     pub policy: StoredPolicy,
@@ -75,7 +75,7 @@ impl StoredPolicy {
     /// The stored form, with the user who has set it.
     pub fn encode(&self, uid: u32) -> Bytes {
         let mut out = BytesMut::with_capacity(Self::BYTES);
-        out.put_u8(VERSION);
+        out.put_u8(POLICY_VERSION);
         out.put_u32_le(uid);
         out.put_u32_le(self.every_secs);
         out.put_u32_le(self.on_sync_secs);
@@ -90,7 +90,7 @@ impl StoredPolicy {
 
     /// The reverse; what is wrong with bytes that are no policy.
     pub fn decode(mut value: &[u8]) -> Result<(u32, Self), &'static str> {
-        if value.len() != Self::BYTES || value.get_u8() != VERSION {
+        if value.len() != Self::BYTES || value.get_u8() != POLICY_VERSION {
             return Err("not the record of a policy");
         }
         let uid = value.get_u32_le();
@@ -120,7 +120,7 @@ pub(crate) fn damaged(detail: &'static str) -> Error {
 impl Fs {
     /// Whether some directory has, or had, a policy. No I/O.
     pub(crate) fn has_policies(&self) -> bool {
-        self.has_feature(POLICIES)
+        self.has_feature(FEATURE_POLICIES)
     }
 
     /// The policy of the directory with this contents prefix, and who has set it. One point query.
@@ -140,9 +140,9 @@ impl Fs {
         }
         let mut pairs = self.db.prefix(&system::policy(b""));
         while let Some((key, value)) = pairs.next_ref()? {
-            let place = system::policy_place(key).ok_or_else(|| damaged("impossible key"))?;
+            let contents = system::policy_contents(key).ok_or_else(|| damaged("impossible key"))?;
             let (uid, policy) = StoredPolicy::decode(value).map_err(damaged)?;
-            out.push((Bytes::copy_from_slice(place), uid, policy));
+            out.push((Bytes::copy_from_slice(contents), uid, policy));
         }
         Ok(out)
     }

@@ -9,10 +9,10 @@
 //!    those are looked at that begin so;
 //! 4. the names that were removed before, which are stored in a ring of the system region.
 //!
-//! Guarantee: nothing that stays in a directory is left out behind a cookie. What a name found in 1, 2 or 4
-//! says is true of any directory, since it is a name that has this cookie. Where nothing is found (the
-//! entry was removed at a crash, or 16,384 names ago) the listing goes on with the first name that
-//! begins like the cookie, so entries may come twice. Uses keys and the engine's `get` and `put`.
+//! Guarantee: nothing that stays in a directory is left out behind a cookie. What a name found in 1, 2 or 4 says is
+//! true of any directory, since it is a name that has this cookie. Where nothing is found (the entry was removed at a
+//! crash, or 16,384 names ago) the listing goes on with the first name that begins like the cookie, so entries may come
+//! twice.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -23,7 +23,7 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::{limits::MAX_NAME, path::system};
 
 /// Cookies of entries are not below this; `.` and `..` are.
-pub(crate) const FIRST: u64 = 1 << 55;
+pub(crate) const FIRST_COOKIE: u64 = 1 << 55;
 /// Names that were given out and are remembered, over the mount.
 const LISTED_NAMES: usize = 1 << 16;
 /// Parts of listings that are remembered.
@@ -231,7 +231,7 @@ mod tests {
         }
         for name in names {
             let c = cookie(name);
-            assert!((FIRST..1 << 63).contains(&c));
+            assert!((FIRST_COOKIE..1 << 63).contains(&c));
             let (lo, hi) = bounds(c);
             assert!(*lo <= *name && hi.as_ref().is_none_or(|hi| name < &hi[..]), "{name:?}: {lo:?} {hi:?}");
             for other in names.iter().filter(|n| cookie(n) >> 48 != c >> 48) {

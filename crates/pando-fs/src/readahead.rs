@@ -2,14 +2,14 @@
 //! several requests at a time, before anybody asks for it.
 //!
 //! Each open file has a [`ReadStream`], which watches where it is read. Two reads in order (three small ones) make a
-//! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to
-//! [`MAX_WINDOW`], so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads
-//! at random. What lies behind the end of a file is read ahead for [`crate::file_runs`].
+//! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to [`MAX_WINDOW_BYTES`],
+//! so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads at random. What lies
+//! behind the end of a file is read ahead for [`crate::file_runs`].
 //!
-//! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come
-//! into memory and not bytes of files; all files together have at most a stated number of bytes read ahead;
-//! no thread is left when [`Readahead::stop`] returns. A read that meets a page under way waits for
-//! that one and reads nothing twice (the engine's part). Uses the engine's cursors; knows nothing of inodes.
+//! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come into
+//! memory and not bytes of files; all files together have at most a stated number of bytes read ahead; no thread is
+//! left when [`Readahead::stop`] returns. A read that meets a page under way waits for that one and reads nothing twice
+//! (the engine's part).
 
 use std::{
     collections::VecDeque,
@@ -28,15 +28,15 @@ use parking_lot::{Condvar, Mutex};
 /// Threads that read ahead; each has one request under way.
 const MAX_THREADS: usize = 4;
 /// Most and least that is read ahead of a file, bytes.
-const MAX_WINDOW: u64 = 4 << 20;
-const MIN_WINDOW: u64 = 128 << 10;
+const MAX_WINDOW_BYTES: u64 = 4 << 20;
+const MIN_WINDOW_BYTES: u64 = 128 << 10;
 /// What a thread reads ahead at once is this part (1/n) of the longest window; pieces begin at multiples of it.
 const PIECE_SHARE: u64 = 4;
 /// A run as long as this needs two reads, a shorter one three, bytes.
-const RUN_OF_TWO: u64 = 64 << 10;
+const TWO_READ_RUN_BYTES: u64 = 64 << 10;
 /// How far behind or before the end of a run a read may begin, at most; it is part of the run as long as the run
 /// is longer than that. The kernel's reads overtake each other, bytes.
-const SLACK: u64 = 2 << 20;
+const SLACK_BYTES: u64 = 2 << 20;
 
 /// A piece to be read ahead.
 struct ReadJob {
@@ -91,9 +91,9 @@ impl Readahead {
         let zero = || AtomicU64::new(0);
         let (queue, wake) = (Mutex::default(), Condvar::new());
         // Less than this is not worth a thread.
-        let budget = if budget < MIN_WINDOW { 0 } else { budget };
-        let window = budget.min(MAX_WINDOW);
-        let piece = (window / PIECE_SHARE).max(MIN_WINDOW);
+        let budget = if budget < MIN_WINDOW_BYTES { 0 } else { budget };
+        let window = budget.min(MAX_WINDOW_BYTES);
+        let piece = (window / PIECE_SHARE).max(MIN_WINDOW_BYTES);
         let shared = Shared { queue, wake, ahead: zero(), budget, window, piece, total: zero() };
         Self { shared: Arc::new(shared) }
     }
@@ -216,7 +216,7 @@ struct Run {
 impl Run {
     /// Notes a read; `false` if it begins another run.
     fn note(&mut self, read: &Range<u64>) -> bool {
-        let slack = (self.end - self.begin).min(SLACK);
+        let slack = (self.end - self.begin).min(SLACK_BYTES);
         let is_run = self.reads >= 2;
         let follows = match read.start {
             start if start == self.end => self.reads > 0,
@@ -244,10 +244,10 @@ impl Run {
     /// What is to be read ahead now of a file of `size` bytes: up to `most` behind the run, by pieces of `piece`.
     fn wanted(&self, size: u64, most: u64, piece: u64) -> Range<u64> {
         let len = self.end - self.begin;
-        if self.reads < 2 || (self.reads == 2 && len < RUN_OF_TWO) {
+        if self.reads < 2 || (self.reads == 2 && len < TWO_READ_RUN_BYTES) {
             return 0..0;
         }
-        let window = len.max(MIN_WINDOW).min(most);
+        let window = len.max(MIN_WINDOW_BYTES).min(most);
         let from = self.asked.max(self.end);
         let mut to = self.end.saturating_add(window).min(size);
         if to < size && window >= 2 * piece {
@@ -337,7 +337,7 @@ mod tests {
         let mut run = Run::default();
         reads.iter().any(|&(at, len)| {
             run.note(&(at..at + len));
-            !run.wanted(1 << 30, MAX_WINDOW, 1 << 20).is_empty()
+            !run.wanted(1 << 30, MAX_WINDOW_BYTES, 1 << 20).is_empty()
         })
     }
 
@@ -359,11 +359,12 @@ mod tests {
         let (size, step) = (64 << 20, 128 << 10);
         for at in (0..size).step_by(step as usize) {
             assert!(run.note(&(at..at + step)) || at == 0);
-            let wanted = run.wanted(size, MAX_WINDOW, 1 << 20);
+            let wanted = run.wanted(size, MAX_WINDOW_BYTES, 1 << 20);
             if !wanted.is_empty() {
                 assert!(wanted.start >= run.end && wanted.start >= run.asked, "once");
                 assert!(
-                    wanted.end - run.end <= MAX_WINDOW.min(run.end.max(MIN_WINDOW)) && wanted.end <= size
+                    wanted.end - run.end <= MAX_WINDOW_BYTES.min(run.end.max(MIN_WINDOW_BYTES))
+                        && wanted.end <= size
                 );
                 run.asked = wanted.end;
             }

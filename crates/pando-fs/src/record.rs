@@ -15,7 +15,7 @@ use crate::{
     types::{FileKind, Ino, Time},
 };
 
-const VERSION: u8 = 1;
+const RECORD_VERSION: u8 = 1;
 /// Size of the fields that every record has, bytes.
 const FIXED_BYTES: usize = 76;
 
@@ -32,9 +32,9 @@ mod tag {
 }
 
 /// First byte of the values of metadata that are no records.
-const NAME: u8 = 2;
-const INDEXED: u8 = 3;
-const UNCOUNTED: u8 = 4;
+const NAME_VALUE: u8 = 2;
+const INDEXED_VALUE: u8 = 3;
+const UNCOUNTED_VALUE: u8 = 4;
 
 /// What stands under a name of a file that has, or had, several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,7 +48,7 @@ impl LinkName {
     /// The value under the name.
     pub(crate) fn encode(self) -> Bytes {
         let mut out = BytesMut::with_capacity(10);
-        out.put_u8(NAME);
+        out.put_u8(NAME_VALUE);
         out.put_u8(self.kind as u8);
         out.put_u64_le(self.id);
         out.freeze()
@@ -57,7 +57,7 @@ impl LinkName {
     /// The value in the index of names.
     pub(crate) fn encode_index(self) -> Bytes {
         let mut out = BytesMut::with_capacity(9);
-        out.put_u8(INDEXED);
+        out.put_u8(INDEXED_VALUE);
         out.put_u64_le(self.id);
         out.freeze()
     }
@@ -77,20 +77,20 @@ pub(crate) enum Stored {
 
 impl Stored {
     /// The value that says so.
-    pub(crate) const UNCOUNTED: &'static [u8] = &[UNCOUNTED];
+    pub(crate) const UNCOUNTED: &'static [u8] = &[UNCOUNTED_VALUE];
 
     /// What `bytes` stand for; the error says what is wrong with them.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         const CUT: &str = "name of a linked file of a wrong length";
         let id = |bytes: &[u8]| Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| CUT)?));
         match bytes.split_first() {
-            Some((&NAME, rest)) => {
+            Some((&NAME_VALUE, rest)) => {
                 let (&kind, rest) = rest.split_first().ok_or(CUT)?;
                 let kind = kind_of(kind).filter(|kind| *kind != FileKind::Directory);
                 Ok(Self::Name(LinkName { kind: kind.ok_or("unknown kind of linked file")?, id: id(rest)? }))
             }
-            Some((&INDEXED, rest)) => Ok(Self::Indexed(id(rest)?)),
-            Some((&UNCOUNTED, [])) => Ok(Self::Uncounted),
+            Some((&INDEXED_VALUE, rest)) => Ok(Self::Indexed(id(rest)?)),
+            Some((&UNCOUNTED_VALUE, [])) => Ok(Self::Uncounted),
             _ => Record::decode(bytes).map(|record| Self::Record(Box::new(record))),
         }
     }
@@ -183,7 +183,7 @@ impl Record {
             + self.attrs.bytes().len()
             + 72;
         let mut out = BytesMut::with_capacity(FIXED_BYTES + extra);
-        out.put_u8(VERSION);
+        out.put_u8(RECORD_VERSION);
         out.put_u8(self.kind as u8);
         out.put_u16_le(self.perm);
         out.put_u32_le(self.uid);
@@ -232,7 +232,7 @@ impl Record {
         if bytes.len() < FIXED_BYTES {
             return Err("shorter than a record");
         }
-        if bytes.get_u8() != VERSION {
+        if bytes.get_u8() != RECORD_VERSION {
             return Err("record of an unknown version");
         }
         let kind = kind_of(bytes.get_u8()).ok_or("unknown kind of file")?;

@@ -13,6 +13,7 @@ use pando_db::Batch;
 use crate::{
     data::without_set_id,
     error::{Error, Result},
+    format::FEATURE_TREE_CHANGES,
     inode::{InodeRef, Link},
     lock::{Attempts, Guard, Obstacle},
     merge::Change,
@@ -21,11 +22,11 @@ use crate::{
     place::{DirAt, may_change},
     record::Stored,
     types::{FileKind, Ino, SetTime, Time},
-    volume::{Fs, TREE_CHANGES},
+    volume::Fs,
 };
 
 /// Most files outside of the tree with a name in it that one call changes, a count: each is an operation of its batch.
-const MAX_LINKED: usize = 1 << 16;
+const MAX_LINKED_CHANGES: usize = 1 << 16;
 
 /// What is to change of all files in a tree; `None` keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -118,7 +119,7 @@ impl Fs {
         let top = self.dir(top)?;
         may_change(&top, true)?;
         change.of_record(Time::default())?;
-        self.need_feature(TREE_CHANGES)?;
+        self.need_feature(FEATURE_TREE_CHANGES)?;
         let mut lineage = false;
         loop {
             let done = self.with_attempts(|tries| {
@@ -236,7 +237,7 @@ impl Fs {
                 Stored::Indexed(id) => ids.insert(id),
                 _ => return Err(damaged("no entry of the index of names")),
             };
-            if ids.len() > MAX_LINKED {
+            if ids.len() > MAX_LINKED_CHANGES {
                 return Err(Error::TooManyNames(top.label()));
             }
         }
@@ -326,18 +327,21 @@ mod tests {
             fs.link(&me, file, out, OsStr::new(&name)).unwrap();
             fs.forget(file, 2);
         };
-        (0..MAX_LINKED).for_each(link);
+        (0..MAX_LINKED_CHANGES).for_each(link);
         let change = |mode| TreeChange { mode: ModeChange::parse(mode, 0), ..TreeChange::default() };
         let perm = |path: &str| fs.resolve(Path::new(path)).unwrap().perm;
-        let last = MAX_LINKED - 1;
+        let last = MAX_LINKED_CHANGES - 1;
         fs.change_tree(top, &change("600")).unwrap();
         assert_eq!((perm("/t/0"), perm(&format!("/out/{last}"))), (0o600, 0o600));
-        link(MAX_LINKED);
+        link(MAX_LINKED_CHANGES);
         let refused = fs.change_tree(top, &change("777"));
         assert!(matches!(refused, Err(Error::TooManyNames(_))), "{refused:?}");
-        assert_eq!((perm("/t"), perm("/t/0"), perm(&format!("/t/{MAX_LINKED}"))), (0o600, 0o600, 0o644));
+        assert_eq!(
+            (perm("/t"), perm("/t/0"), perm(&format!("/t/{MAX_LINKED_CHANGES}"))),
+            (0o600, 0o600, 0o644)
+        );
         // The lineage above, in which all of them are kept, has no such limit.
         fs.change_tree(ROOT, &change("640")).unwrap();
-        assert_eq!((perm("/t"), perm(&format!("/t/{MAX_LINKED}"))), (0o640, 0o640));
+        assert_eq!((perm("/t"), perm(&format!("/t/{MAX_LINKED_CHANGES}"))), (0o640, 0o640));
     }
 }

@@ -189,8 +189,8 @@ impl Fs {
     ) -> Result<()> {
         self.writable()?; // the kernel has checked the permissions of the directories
         /// All flag bits that there are.
-        const ALL: u32 = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
-        if flags & !ALL != 0 || flags & RENAME_EXCHANGE != 0 && flags != RENAME_EXCHANGE {
+        const FLAGS: u32 = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
+        if flags & !FLAGS != 0 || flags & RENAME_EXCHANGE != 0 && flags != RENAME_EXCHANGE {
             return Err(Error::Invalid(format!("rename flags {flags:#x}")));
         }
         let whiteout = (flags & RENAME_WHITEOUT != 0).then_some(c);
@@ -287,7 +287,7 @@ impl Fs {
         if record.kind == FileKind::Directory {
             let (below, beyond) =
                 (path::contents(&at.contents, from.name)?, path::contents(&to_at.contents, to.name)?);
-            prefixes.extend(self.moves_kept_by_place(&below, &beyond)?);
+            prefixes.extend(self.moves_kept_by_prefix(&below, &beyond)?);
             self.find_marks_later(batch, now)?;
         }
         if let Some(id) = linked {
@@ -374,7 +374,7 @@ impl Fs {
                     }
                     target.peek(|s| Self::drop_data(&mut batch, &path::data(&dst.entry), &s.record));
                     let contents = path::contents(&dst.at.contents, dst.name)?;
-                    self.drop_kept_by_place(&mut batch, &contents, &Staying::new())?;
+                    self.drop_kept_by_prefix(&mut batch, &contents, &Staying::new())?;
                     lineage = self.retire(&mut batch, dst.at, target)?;
                     let above = self.above(dst.at);
                     if !above.is_empty() {

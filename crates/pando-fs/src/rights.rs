@@ -6,10 +6,9 @@
 //! it that is not empty belongs to the caller, or the caller is root. (Whoever owns all directories
 //! could give himself the permissions and remove the entries one by one, sticky bits or not.)
 //!
-//! The rights come from a [`Caller`] whose user and groups are known, or from
-//! what the kernel has verified: [`VerifiedRights`]. Guarantees that the
-//! look inside a tree is true when the tree is removed, if its `tree` is held exclusively. Uses
-//! inodes, records and keys.
+//! The rights come from a [`Caller`] whose user and groups are known, or from what the kernel has verified:
+//! [`VerifiedRights`]. Guarantees that the look inside a tree is true when the tree is removed, if its `tree` is held
+//! exclusively.
 
 use pando_db::Snapshot;
 
@@ -17,19 +16,20 @@ use crate::{
     acl, attrs,
     error::{Error, Result},
     inode::Inode,
-    key_text, path,
+    key_text,
+    mode::S_ISVTX,
+    path,
     record::{Record, Stored},
     types::{Caller, FileKind, Ino, VerifiedRights},
     volume::Fs,
 };
 
-const S_ISVTX: u16 = 0o1000;
 /// Permission bits of one class: write and search.
 const WRITE_AND_SEARCH: u16 = 0o3;
 /// Permission bits of one class: read and search.
 const READ_AND_SEARCH: u16 = 0o5;
 /// Permission bit of one class: read.
-const READ: u16 = 0o4;
+const READ_BIT: u16 = 0o4;
 
 /// Where the rights of a call come from.
 #[derive(Clone, Copy)]
@@ -198,7 +198,7 @@ pub(crate) fn may_list(c: &Caller, dir: (&Snapshot, &[u8], &Record)) -> bool {
 
 /// Whether the caller may read a file, which has this data prefix and record in the view.
 pub(crate) fn may_read(c: &Caller, file: (&Snapshot, &[u8], &Record)) -> bool {
-    surely_has(c, file, READ)
+    surely_has(c, file, READ_BIT)
 }
 
 /// Calls `look` for every directory in the one with this contents prefix, with its path from there.

@@ -1,21 +1,22 @@
 //! Where the directories are that have snapshots.
 //!
-//! A family of snapshots belongs to an inode number, and nothing leads from a number to a path. So the place of such a
-//! directory says that it has snapshots, and gives its number: a rollback finds by that what is below. A directory
-//! without such a key, from a store of an earlier version, gets it with its next snapshot.
+//! A family of snapshots belongs to an inode number, and nothing leads from a number to a path. So a key with the
+//! contents prefix of such a directory says that it has snapshots, and gives its number: a rollback finds by that
+//! what is below. A directory without such a key, from a store of an earlier version, gets it with its next snapshot.
 
 use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_SNAPSHOTTED,
     path::system,
     staying::Staying,
     types::Ino,
-    volume::{Fs, SNAPSHOTTED},
+    volume::Fs,
 };
 
-/// The inode number that the key of a place has as its value.
+/// The inode number that is the value of such a key.
 pub(crate) fn decode_source(value: &[u8]) -> Result<Ino> {
     let detail = "not the number of a directory";
     let damaged = || Error::Damaged { what: "places of directories with snapshots".into(), detail };
@@ -23,13 +24,13 @@ pub(crate) fn decode_source(value: &[u8]) -> Result<Ino> {
 }
 
 impl Fs {
-    /// Whether some directory has, or had, snapshots, and its place says so. No I/O.
+    /// Whether some directory has, or had, snapshots, and a key says so. No I/O.
     fn has_snapshotted(&self) -> bool {
-        self.has_feature(SNAPSHOTTED)
+        self.has_feature(FEATURE_SNAPSHOTTED)
     }
 
-    /// Adds that the directory with this number and contents prefix has snapshots, unless it is known. One point query.
-    /// The root has no place that it could leave. The caller has said that the store has the feature.
+    /// Adds that the directory with this number and contents prefix has snapshots, unless it is known. One point
+    /// query. The root cannot move, so it needs no key. The caller has said that the store has the feature.
     pub(crate) fn note_snapshotted(&self, batch: &mut Batch, contents: &[u8], ino: Ino) -> Result<()> {
         let (key, value) = (system::snapshotted(contents), ino.to_le_bytes());
         if !contents.is_empty() && self.db.get(&key)?.is_none_or(|known| known[..] != value) {
@@ -46,8 +47,8 @@ impl Fs {
         }
         let mut pairs = self.db.prefix(&system::snapshotted(contents));
         while let Some((key, value)) = pairs.next_ref()? {
-            let place = system::snapshotted_place(key).unwrap_or_default();
-            found.push((place.to_vec(), decode_source(value)?));
+            let contents = system::snapshotted_contents(key).unwrap_or_default();
+            found.push((contents.to_vec(), decode_source(value)?));
         }
         Ok(found)
     }

@@ -1,6 +1,4 @@
 //! Keys that a rollback keeps: those of directories that the restored state has too.
-//!
-//! Uses the engine's `prefix`.
 
 use std::collections::HashSet;
 

@@ -124,6 +124,8 @@ impl FileKind {
     }
 }
 
+pub(crate) const DAY_SECONDS: i64 = 24 * 60 * 60;
+
 /// A moment: seconds since 1970 and nanoseconds (below 10^9) after that second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Time {

@@ -10,8 +10,8 @@ pub use pando_db::Usage;
 
 use crate::{error::Result, path, place::DirAt, record::Stored, types::Ino, volume::Fs};
 
-/// Most linked files that are counted one by one.
-const MAX_LINKED: usize = 1 << 14;
+/// Most linked files that are counted one by one, a count.
+const MAX_LINKED_FILES: usize = 1 << 14;
 
 impl Fs {
     /// What `ino` and everything below it takes on the device, and what of that would come back if it
@@ -44,7 +44,7 @@ impl Fs {
             if let Ok(Stored::Indexed(id)) = Stored::decode(value) {
                 ids.insert(id);
             }
-            if ids.len() > MAX_LINKED {
+            if ids.len() > MAX_LINKED_FILES {
                 let area = path::all_linked(&domain.contents);
                 prefixes.extend([path::meta(&area), path::data(&area)]);
                 return Ok(());
@@ -155,7 +155,7 @@ mod tests {
         let make = |name: &str| fs.mkdir(&me, ROOT, name.as_ref(), 0o755).unwrap().ino;
         let (many, other) = (make("many"), make("other"));
         fill(&fs, [other, ROOT], "large", 20_000_000, true);
-        for i in 0..MAX_LINKED {
+        for i in 0..MAX_LINKED_FILES {
             fill(&fs, [many, other], &format!("f{i}"), 1, true);
         }
         fs.db().settle().unwrap();

@@ -14,13 +14,15 @@ use crate::{
     acl::{self, Acl},
     attrs::{self, Attrs, Bucket},
     error::{Error, Result, show},
+    format::FEATURE_EXTENDED_ATTRIBUTES,
     inode::InodeRef,
     merge::{self, Change},
+    mode::S_ISGID,
     path,
     place::{At, DirAt},
     record::Record,
     types::{Caller, FileKind, Ino},
-    volume::{EXTENDED_ATTRIBUTES, Fs},
+    volume::Fs,
 };
 
 /// Flag bit of [`Fs::set_xattr`]: fail with EEXIST if the attribute exists.
@@ -30,7 +32,6 @@ pub const XATTR_REPLACE: i32 = 2;
 
 /// Most bytes of attributes that share one key because the hashes of their names are the same.
 const MAX_BUCKET_BYTES: usize = 256 << 10;
-const S_ISGID: u16 = 0o2000;
 
 /// A namespace, and who may see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +61,7 @@ fn namespace(name: &[u8]) -> Result<Namespace> {
 /// A name that may be that of an attribute.
 fn check(name: &OsStr) -> Result<(&[u8], Namespace)> {
     let bytes = name.as_bytes();
-    if bytes.is_empty() || bytes.len() > attrs::MAX_NAME || bytes.contains(&0) {
+    if bytes.is_empty() || bytes.len() > attrs::MAX_ATTR_NAME_BYTES || bytes.contains(&0) {
         return Err(Error::AttributeName(show(name)));
     }
     Ok((bytes, namespace(bytes)?))
@@ -115,7 +116,7 @@ impl Fs {
 
     /// Whether an extended attribute was ever set in this store. No I/O.
     pub fn has_attributes(&self) -> bool {
-        self.has_feature(EXTENDED_ATTRIBUTES)
+        self.has_feature(FEATURE_EXTENDED_ATTRIBUTES)
     }
 
     /// The value of an extended attribute; ENODATA if there is none.
@@ -164,8 +165,9 @@ impl Fs {
         attrs.inline().for_each(|(name, _)| add(name));
         if let Some(at) = held {
             let data = prefix(&inode, &at);
-            let mut pairs =
-                self.db.range(&path::block(&data, path::ATTRS), Some(&path::block(&data, path::ATTRS_END)));
+            let mut pairs = self
+                .db
+                .range(&path::block(&data, path::ATTRS_BEGIN), Some(&path::block(&data, path::ATTRS_END)));
             drop(at); // the cursor has its own view
             while let Some((_, value)) = pairs.next_ref()? {
                 let damaged = |detail| Error::Damaged { what: inode.label(), detail };
@@ -229,7 +231,7 @@ impl Fs {
         if counts != (count, bytes) {
             new = new.with_outside(counts);
         }
-        if new.list_bytes() > attrs::MAX_LIST {
+        if new.list_bytes() > attrs::MAX_LIST_BYTES {
             return Err(Error::TooManyAttributes(String::from_utf8_lossy(name).into_owned()));
         }
         Ok((new, in_record || was_outside))
@@ -250,7 +252,8 @@ impl Fs {
         if flags & !(XATTR_CREATE | XATTR_REPLACE) != 0 {
             return Err(Error::Invalid(format!("flags {flags:#x} for an extended attribute")));
         }
-        let limit = if name == attrs::CAPABILITY { attrs::MAX_CAPABILITY } else { attrs::MAX_VALUE };
+        let limit =
+            if name == attrs::CAPABILITY { attrs::MAX_CAPABILITY_BYTES } else { attrs::MAX_VALUE_BYTES };
         if value.len() > limit {
             return Err(Error::AttributeValue(String::from_utf8_lossy(name).into_owned()));
         }
@@ -294,7 +297,7 @@ impl Fs {
         flags: i32,
     ) -> Result<()> {
         if value.is_some() {
-            self.need_feature(EXTENDED_ATTRIBUTES)?;
+            self.need_feature(FEATURE_EXTENDED_ATTRIBUTES)?;
         }
         let at = self.hold(inode, true).inspect_err(|e| self.came_late(inode, e))?;
         let (attrs, perm, gid) = inode.peek(|s| (s.record.attrs.clone(), s.record.perm, s.record.gid));

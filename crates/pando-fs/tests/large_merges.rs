@@ -457,7 +457,7 @@ fn a_crash_in_the_middle_of_a_large_merge_leaves_all_of_it_or_nothing_and_nothin
 }
 
 #[test]
-fn what_is_in_memory_and_kept_by_place_is_there_after_a_large_merge() {
+fn what_is_in_memory_and_kept_by_prefix_is_there_after_a_large_merge() {
     let mut w = World::new();
     w.remount_with(steps(0));
     changed(&w, 30);

@@ -11,10 +11,10 @@ use std::{
 
 use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, PolicyInfo, SnapshotId, SnapshotInfo, StoredPolicy, Time};
 
-/// Longest name of a snapshot, bytes.
-const NAME_MAX: usize = 255;
+/// Longest name of an entry or a snapshot, bytes.
+pub const MAX_NAME_BYTES: usize = pando_fs::MAX_NAME;
 /// Longest text of an answer, bytes: what a control answer has room for.
-pub(crate) const MAX_TEXT: usize = 1900;
+pub(crate) const MAX_TEXT_BYTES: usize = 1900;
 
 /// Something that is asked about the snapshots of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,7 +112,7 @@ impl Asked {
             take(usize::from(len)).map(<[u8]>::to_vec)
         };
         let (name, note) = (part()?, part()?);
-        if flag > 1 || name.len() > NAME_MAX || note.len() > MAX_SNAPSHOT_NOTE {
+        if flag > 1 || name.len() > MAX_NAME_BYTES || note.len() > MAX_SNAPSHOT_NOTE {
             return None;
         }
         let token = if matches!(op, 6 | 9) { take(16)?.try_into().ok()? } else { [0; 16] };
@@ -180,7 +180,7 @@ pub(crate) fn line(info: &SnapshotInfo) -> String {
         )
     };
     let line = full(&info.source, &info.note);
-    if line.len() <= MAX_TEXT { line } else { full(OsStr::new(""), "") }
+    if line.len() <= MAX_TEXT_BYTES { line } else { full(OsStr::new(""), "") }
 }
 
 /// The snapshots in an answer; `None` if it makes no sense.
@@ -374,7 +374,7 @@ mod tests {
         );
         assert_eq!(read_lines(&(line(&info) + &line(&info))), Some(vec![info.clone(), info.clone()]));
         let long = SnapshotInfo { note: "\n".repeat(512), source: "\n".repeat(256).into(), ..info };
-        assert!(line(&long).len() <= MAX_TEXT);
+        assert!(line(&long).len() <= MAX_TEXT_BYTES);
         assert_eq!(read_lines(&line(&long)).unwrap()[0].name, long.name);
         for bad in ["1\t2", "x\t1\t1\t1\t1\t1\ta\tb\tc\t", "1\t1\t1\t1\t1\t1\t%4\tb\tc\t"] {
             assert_eq!(read_lines(bad), None, "{bad:?}");

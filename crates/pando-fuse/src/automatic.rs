@@ -3,8 +3,8 @@
 //! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While the thread rests
 //! and nobody waits for syncs a note costs one load. While it works, and from a change of a policy until it has seen
 //! that, all syncs are noted: a snapshot may have been made before the sync, or a policy have come that waits for it.
-//! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every [`GATHER`]. What
-//! it does is given to [`Automatic::start`].
+//! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every
+//! [`GATHER_SYNCS_FOR`]. What it does is given to [`Automatic::start`].
 
 use std::{
     collections::HashSet,
@@ -22,9 +22,9 @@ use parking_lot::{Condvar, Mutex};
 use crate::ending::{PATIENCE_AT_END, join_within};
 
 /// Most files that are noted one by one, a count.
-const MAX_NOTED: usize = 1024;
+const MAX_NOTED_FILES: usize = 1024;
 /// How long notes are gathered before they are looked at.
-const GATHER: Duration = Duration::from_millis(100);
+const GATHER_SYNCS_FOR: Duration = Duration::from_millis(100);
 
 /// What was synced.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,7 +45,7 @@ impl Synced {
     fn add(&mut self, ino: u64) {
         if let Synced::Some(noted) = self {
             noted.insert(ino);
-            if noted.len() > MAX_NOTED {
+            if noted.len() > MAX_NOTED_FILES {
                 *self = Synced::All;
             }
         }
@@ -170,7 +170,7 @@ impl Automatic {
         }
         // A burst of syncs is one.
         if !state.changed && !state.synced.is_empty() {
-            self.ended.wait_while_for(&mut state, |state| !state.ended, GATHER);
+            self.ended.wait_while_for(&mut state, |state| !state.ended, GATHER_SYNCS_FOR);
         }
     }
 }
@@ -210,7 +210,7 @@ mod tests {
         }
         assert_eq!(noted, HashSet::from([7, 8]));
         let mut many = Synced::default();
-        (0..=MAX_NOTED as u64).for_each(|ino| many.add(ino));
+        (0..=MAX_NOTED_FILES as u64).for_each(|ino| many.add(ino));
         assert_eq!(many, Synced::All);
         automatic.synced_all();
         assert_eq!(told.recv_timeout(LONG).unwrap(), Synced::All);

@@ -44,8 +44,8 @@ fn has_capabilities(c: &Context, wanted: u64) -> bool {
 /// root may change the attributes of any file.
 pub(crate) fn may_change_all(c: &Context) -> bool {
     /// Bits of CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID.
-    const ALL: u64 = 0b1_1111;
-    has_capabilities(c, ALL) && is_in_own_namespace(c)
+    const CAPABILITY_BITS: u64 = 0b1_1111;
+    has_capabilities(c, CAPABILITY_BITS) && is_in_own_namespace(c)
 }
 
 /// Whether the caller is root in the user namespace of this process, and may look into any directory. For where nothing

@@ -5,29 +5,31 @@
 
 use pando_fs::{ModeChange, SetTime, Time, TreeChange};
 
-const MODE: u8 = 1;
-const UID: u8 = 2;
-const GID: u8 = 4;
-const ATIME: u8 = 8;
-const ATIME_NOW: u8 = 16;
-const MTIME: u8 = 32;
-const MTIME_NOW: u8 = 64;
+const SETS_MODE: u8 = 1;
+const SETS_UID: u8 = 2;
+const SETS_GID: u8 = 4;
+const SETS_ATIME: u8 = 8;
+const SETS_ATIME_NOW: u8 = 16;
+const SETS_MTIME: u8 = 32;
+const SETS_MTIME_NOW: u8 = 64;
 
 /// The change as bytes.
 pub(crate) fn encode(change: &TreeChange) -> Vec<u8> {
     let mut out = vec![0];
     let mut mask = 0;
     if let Some(mode) = &change.mode {
-        mask |= MODE;
+        mask |= SETS_MODE;
         out.extend(mode.encode());
     }
-    for (bit, id) in [(UID, change.uid), (GID, change.gid)] {
+    for (bit, id) in [(SETS_UID, change.uid), (SETS_GID, change.gid)] {
         if let Some(id) = id {
             mask |= bit;
             out.extend(id.to_le_bytes());
         }
     }
-    for (bit, now, time) in [(ATIME, ATIME_NOW, change.atime), (MTIME, MTIME_NOW, change.mtime)] {
+    for (bit, now, time) in
+        [(SETS_ATIME, SETS_ATIME_NOW, change.atime), (SETS_MTIME, SETS_MTIME_NOW, change.mtime)]
+    {
         match time {
             None => {}
             Some(SetTime::Now) => mask |= now,
@@ -48,12 +50,12 @@ pub(crate) fn encode(change: &TreeChange) -> Vec<u8> {
 pub(crate) fn decode(bytes: &[u8]) -> Option<TreeChange> {
     let (mask, mut rest) = bytes.split_first()?;
     let has = |bit| mask & bit != 0;
-    let both = has(ATIME) && has(ATIME_NOW) || has(MTIME) && has(MTIME_NOW);
+    let both = has(SETS_ATIME) && has(SETS_ATIME_NOW) || has(SETS_MTIME) && has(SETS_MTIME_NOW);
     if mask >> 7 != 0 || both {
         return None;
     }
     let mut change = TreeChange::default();
-    if has(MODE) {
+    if has(SETS_MODE) {
         let (mode, left) = rest.split_first_chunk()?;
         (change.mode, rest) = (Some(ModeChange::decode(mode)?), left);
     }
@@ -62,12 +64,14 @@ pub(crate) fn decode(bytes: &[u8]) -> Option<TreeChange> {
         rest = left;
         Some(u32::from_le_bytes(*number))
     };
-    for (bit, id) in [(UID, &mut change.uid), (GID, &mut change.gid)] {
+    for (bit, id) in [(SETS_UID, &mut change.uid), (SETS_GID, &mut change.gid)] {
         if has(bit) {
             *id = Some(number()?);
         }
     }
-    for (bit, now, time) in [(ATIME, ATIME_NOW, &mut change.atime), (MTIME, MTIME_NOW, &mut change.mtime)] {
+    for (bit, now, time) in
+        [(SETS_ATIME, SETS_ATIME_NOW, &mut change.atime), (SETS_MTIME, SETS_MTIME_NOW, &mut change.mtime)]
+    {
         if has(now) {
             *time = Some(SetTime::Now);
         } else if has(bit) {
@@ -109,6 +113,6 @@ mod tests {
             bytes[0] |= 128;
             assert_eq!(decode(&bytes), None);
         }
-        assert_eq!(decode(&[ATIME | ATIME_NOW; 20]), None);
+        assert_eq!(decode(&[SETS_ATIME | SETS_ATIME_NOW; 20]), None);
     }
 }

@@ -225,7 +225,7 @@ pub(crate) fn piece_and_unstored(
     request: &ControlRequest,
 ) -> Result<(Vec<u8>, bool, u64), ControlError> {
     let head = request.encode().ok_or(ControlError::Name)?;
-    let mut bytes = Box::new([0; control::STATS_SIZE]);
+    let mut bytes = Box::new([0; control::STATS_BYTES]);
     bytes[..head.len()].copy_from_slice(&head[..]);
     let answer = exchange(file.as_fd(), request.command(), bytes)?;
     let (answer, piece, unstored) = control::decode_piece(&answer[..]).ok_or(ControlError::NotPando)?;
@@ -238,7 +238,7 @@ pub(crate) fn piece_and_unstored(
 /// Statistics as JSON text, by an open directory of the mount.
 pub fn stats(dir: impl AsFd) -> Result<String, ControlError> {
     let head = ControlRequest::Stats.encode().ok_or(ControlError::Name)?;
-    let mut bytes = Box::new([0; control::STATS_SIZE]);
+    let mut bytes = Box::new([0; control::STATS_BYTES]);
     bytes[..head.len()].copy_from_slice(&head[..]);
     let answer = exchange(dir.as_fd(), ControlRequest::Stats.command(), bytes)?;
     control::decode_stats(&answer[..]).ok_or(ControlError::NotPando)

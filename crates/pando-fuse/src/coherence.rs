@@ -34,22 +34,22 @@ use crate::{
     openers::Openers,
     own_threads::OwnThreads,
     past_pages::PastPages,
+    pending_reports::PendingReports,
     proof::Proofs,
     refused::Refused,
     times::{TimeChange, Times},
     transport::{Behind, Context, Errno, Notify, Outcome},
-    unsettled::Unsettled,
 };
 
 /// How long files that were written are gathered before the kernel is told of their blocks.
-const GATHER: Duration = Duration::from_millis(50);
+const GATHER_FILES_FOR: Duration = Duration::from_millis(50);
 /// How long is waited for an open of a file whose pages are to be written out.
 const PATIENCE_TO_OPEN: Duration = Duration::from_secs(2);
 /// With less room than this below a quota, files that are open for writing only are written through.
 const TIGHT_BYTES: u64 = 256 << 20;
 
 /// Files of up to so many bytes come with their open: what the kernel reads at once, if they are read at all.
-const SMALL_BYTES: u64 = 128 << 10;
+const MAX_GIVEN_BYTES: u64 = 128 << 10;
 
 /// Renders statistics for `pando stats`.
 pub type StatsText = Box<dyn Fn(&Fs, &Counters) -> Result<String, String> + Send + Sync>;
@@ -86,7 +86,7 @@ pub(crate) struct MountState {
     /// Carries out policies for snapshots.
     pub(crate) automatic: Arc<Automatic>,
     /// What these have changed and the kernel is to be told of.
-    pub(crate) unsettled: Unsettled,
+    pub(crate) pending_reports: PendingReports,
     pub(crate) stats: Option<StatsText>,
     /// Inodes whose attributes the kernel is to forget: see [`MountState::written`].
     pub(crate) written: Mutex<Vec<u64>>,
@@ -133,7 +133,7 @@ impl MountState {
             refused: Refused::default(),
             past_pages: Arc::default(),
             automatic: Arc::default(),
-            unsettled: Unsettled::default(),
+            pending_reports: PendingReports::default(),
             stats,
             written: Mutex::default(),
             bare: Mutex::default(),
@@ -169,7 +169,7 @@ impl MountState {
         let shared = self.clone();
         Some(Box::new(move || {
             // Many small files are closed one after the other: to be woken for each would hold up whoever does that.
-            std::thread::sleep(GATHER);
+            std::thread::sleep(GATHER_FILES_FOR);
             let inodes = std::mem::take(&mut *shared.written.lock());
             inodes.into_iter().for_each(|ino| shared.tell_written(ino));
         }))
@@ -248,7 +248,7 @@ impl MountState {
         self.write_out_for(self.caches.perhaps_dirty());
     }
 
-    /// The same for those who will soon wait again.
+    /// The same for a caller that will soon wait again.
     fn write_out_for(&self, files: Vec<u64>) {
         if let (Some(limit), false) = (self.dirty_limit.get(), files.is_empty()) {
             limit.waited_for();
@@ -308,7 +308,7 @@ impl MountState {
             return;
         }
         let size = self.fs.size(ino).unwrap_or_default();
-        if !(1..=SMALL_BYTES).contains(&size) {
+        if !(1..=MAX_GIVEN_BYTES).contains(&size) {
             return;
         }
         // Over what it has and the server has refused, nothing is put.
@@ -369,7 +369,7 @@ impl MountState {
     }
 
     /// Drops what a change behind the kernel's back made stale. Only for workers.
-    pub(crate) fn settle(&self, report: &pando_fs::CloneReport) {
+    pub(crate) fn drop_stale(&self, report: &pando_fs::CloneReport) {
         for (dir, name) in &report.entries {
             self.tell(|n| n.forget_entry(*dir, name));
             // Its listing and its attributes.
@@ -404,7 +404,7 @@ impl MountState {
     }
 
     /// Takes out of a change what is none of the time of a file, or refuses it: see [`Times::change`].
-    pub(crate) fn settle_time(&self, c: &Context, ino: u64, change: &mut SetAttr) -> Outcome<()> {
+    pub(crate) fn filter_time(&self, c: &Context, ino: u64, change: &mut SetAttr) -> Outcome<()> {
         let time = match change.mtime {
             None => return Ok(()),
             Some(SetTime::At(time)) => Some(time),

@@ -19,26 +19,29 @@ use std::{
 
 use pando_fs::TreeChange;
 
-use crate::{asked::Asked, changes, forked::ForkAsked, quotas::QuotaAsked};
+use crate::{
+    asked::{Asked, MAX_NAME_BYTES},
+    changes,
+    forked::ForkAsked,
+    quotas::QuotaAsked,
+};
 
 pub use token::Token;
 pub use usage::{Usage, decode_usage, encode_usage};
 
 /// Bytes of a control request and of its answer.
-pub const SIZE: usize = 2048;
+pub const CONTROL_BYTES: usize = 2048;
 /// Bytes of the answer to a statistics request.
-pub const STATS_SIZE: usize = 12 << 10;
+pub const STATS_BYTES: usize = 12 << 10;
 /// First bytes of every request and answer, with the version of this format.
 const MAGIC: [u8; 8] = *b"PANDOct2";
-/// Longest name that fits.
-pub const NAME_MAX: usize = 255;
 /// Our ioctl group.
 const GROUP: u8 = b'P';
 
 /// The struct as the kernel sees it.
-pub type Bytes = [u8; SIZE];
+pub type Bytes = [u8; CONTROL_BYTES];
 /// The struct of a statistics request.
-pub type StatsBytes = [u8; STATS_SIZE];
+pub type StatsBytes = [u8; STATS_BYTES];
 
 /// ioctl numbers, by operation. FUSE carries them in 32 bits, all that Linux gives a number.
 pub mod command {
@@ -212,11 +215,11 @@ const RANGES: u32 = 1;
 const NO_RENAMES: u32 = 2;
 const NEXT: u32 = 4;
 /// Size of what every request and answer begins with, bytes.
-const HEADER: usize = MAGIC.len() + 4 + 4;
+const HEADER_BYTES: usize = MAGIC.len() + 4 + 4;
 /// Where the text of an answer begins, bytes from its start.
-const RESPONSE_TEXT: usize = HEADER + 8;
+const RESPONSE_TEXT: usize = HEADER_BYTES + 8;
 /// Where the text of statistics begins, bytes from the start of the answer.
-const STATS_TEXT: usize = HEADER;
+const STATS_TEXT: usize = HEADER_BYTES;
 
 struct FieldReader<'a>(&'a [u8]);
 
@@ -277,7 +280,7 @@ impl ControlRequest {
 
     /// The request as bytes; `None` if a name is too long or not a plain name, or there are too many paths.
     pub fn encode(&self) -> Option<Box<Bytes>> {
-        let mut out = Vec::with_capacity(SIZE);
+        let mut out = Vec::with_capacity(CONTROL_BYTES);
         out.extend_from_slice(&MAGIC);
         let flags = match self {
             ControlRequest::Clone { replace, track, .. } => {
@@ -342,10 +345,10 @@ impl ControlRequest {
                 out.extend_from_slice(&size.to_le_bytes());
             }
         }
-        if out.len() > SIZE {
+        if out.len() > CONTROL_BYTES {
             return None;
         }
-        out.resize(SIZE, 0);
+        out.resize(CONTROL_BYTES, 0);
         // What the daemon would refuse is refused here, where the caller is known.
         Self::decode(self.command(), &out)?;
         let array: Box<[u8]> = out.into();
@@ -429,17 +432,17 @@ impl ControlRequest {
 impl Response {
     /// The answer as bytes; a message that does not fit is cut.
     pub fn encode(&self) -> Vec<u8> {
-        let mut end = self.message.len().min(SIZE - RESPONSE_TEXT);
+        let mut end = self.message.len().min(CONTROL_BYTES - RESPONSE_TEXT);
         while !self.message.is_char_boundary(end) {
             end -= 1;
         }
-        let mut out = Vec::with_capacity(SIZE);
+        let mut out = Vec::with_capacity(CONTROL_BYTES);
         out.extend_from_slice(&MAGIC);
         out.extend_from_slice(&self.status.to_le_bytes());
         out.extend_from_slice(&(end as u32).to_le_bytes());
         out.extend_from_slice(&self.value.to_le_bytes());
         out.extend_from_slice(&self.message.as_bytes()[..end]);
-        out.resize(SIZE, 0);
+        out.resize(CONTROL_BYTES, 0);
         out
     }
 
@@ -459,15 +462,15 @@ impl Response {
 
 /// Statistics text as bytes; `None` if it does not fit.
 pub fn encode_stats(text: &str) -> Option<Vec<u8>> {
-    if text.len() > STATS_SIZE - STATS_TEXT {
+    if text.len() > STATS_BYTES - STATS_TEXT {
         return None;
     }
-    let mut out = Vec::with_capacity(STATS_SIZE);
+    let mut out = Vec::with_capacity(STATS_BYTES);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&0u32.to_le_bytes());
     out.extend_from_slice(&(text.len() as u32).to_le_bytes());
     out.extend_from_slice(text.as_bytes());
-    out.resize(STATS_SIZE, 0);
+    out.resize(STATS_BYTES, 0);
     Some(out)
 }
 
@@ -482,7 +485,7 @@ pub fn decode_stats(bytes: &[u8]) -> Option<String> {
 }
 
 /// Bytes of a difference in one answer, at most.
-pub(crate) const PIECE_BYTES: usize = STATS_SIZE - RESPONSE_TEXT - UNSTORED_BYTES;
+pub(crate) const DIFF_PIECE_BYTES: usize = STATS_BYTES - RESPONSE_TEXT - UNSTORED_BYTES;
 
 /// Bytes of the number behind a piece.
 const UNSTORED_BYTES: usize = 8;
@@ -493,12 +496,12 @@ pub(crate) fn encode_piece(response: &Response, piece: &[u8], unstored: u64) -> 
     let mut out = response.encode();
     if response.status == 0 {
         out.truncate(MAGIC.len() + 4);
-        out.extend_from_slice(&(piece.len().min(PIECE_BYTES) as u32).to_le_bytes());
+        out.extend_from_slice(&(piece.len().min(DIFF_PIECE_BYTES) as u32).to_le_bytes());
         out.extend_from_slice(&response.value.to_le_bytes());
-        out.extend_from_slice(piece.get(..piece.len().min(PIECE_BYTES)).unwrap_or_default());
+        out.extend_from_slice(piece.get(..piece.len().min(DIFF_PIECE_BYTES)).unwrap_or_default());
         out.extend_from_slice(&unstored.to_le_bytes());
     }
-    out.resize(STATS_SIZE, 0);
+    out.resize(STATS_BYTES, 0);
     out
 }
 
@@ -523,7 +526,12 @@ pub(crate) fn decode_piece(bytes: &[u8]) -> Option<(Response, Vec<u8>, u64)> {
 /// A name as it must be for a request: one component, not `.` or `..`.
 pub fn is_plain_name(name: &OsStr) -> bool {
     let b = name.as_bytes();
-    !b.is_empty() && b.len() <= NAME_MAX && b != b"." && b != b".." && !b.contains(&b'/') && !b.contains(&0)
+    !b.is_empty()
+        && b.len() <= MAX_NAME_BYTES
+        && b != b"."
+        && b != b".."
+        && !b.contains(&b'/')
+        && !b.contains(&0)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Copies between files that the kernel asks for (copy_file_range), and who makes them.
+//! Copies between files that the kernel asks for (copy_file_range), and their callers.
 //!
 //! Guarantees: a copy has what was written to the source before, in a mapping or not; set-id bits of the destination
 //! are dropped as by a write; it is durable where the destination was opened so. A whole file onto a new one, as `cp`

@@ -3,13 +3,13 @@
 //!
 //! With the write-back cache a new file that is written and closed at once costs more: the kernel asks for a capability
 //! before it takes the first byte, and writes out at close, which the program waits for. Programs that unpack, copy or
-//! check out trees do nothing else, and write each file by a call or two. Logs, databases and compilers write in many
+//! check out trees make only such files, and write each by a call or two. Logs, databases and compilers write in many
 //! calls, and read what they wrote. The files that a program made before show which kind it is, so this remembers
 //! callers (threads, as the kernel names them) by their last new files.
 //!
-//! Guarantees: a caller begins with the cache; one new file that was written past it in small pieces brings the
-//! caller back to it, and four times as long each time. Memory is bounded by [`CALLERS`] and by open files. Knows
-//! nothing of FUSE messages.
+//! Guarantees: a new caller uses the cache. After one new file that was written past the cache in small pieces the
+//! caller uses the cache again, and needs four times as many small files before it bypasses the cache once more. Memory
+//! is bounded by [`MAX_CREATORS`] and by open files. Knows nothing of FUSE messages.
 
 use std::collections::HashMap;
 
@@ -17,17 +17,17 @@ use parking_lot::Mutex;
 
 /// Small new files in a row after which the next one bypasses the cache, a count.
 const SMALL_FILES: u32 = 8;
-/// The same after a caller was wrong about its files many times: a program that unpacks an archive in calls of 512
-/// bytes makes many small files, and among them files of thousands of calls.
+/// The most of them that are needed, after many files for which it was wrong to bypass the cache: a program that
+/// unpacks an archive in calls of 512 bytes makes many small files, and among them files of thousands of calls.
 const MOST_SMALL_FILES: u32 = 8 << 10;
 /// A new file of at most so many bytes is a small one.
-const SMALL_BYTES: u64 = 256 << 10;
+const SMALL_FILE_BYTES: u64 = 256 << 10;
 /// Writes of a new file up to which their size does not matter, a count;
 const FEW_WRITES: u32 = 2;
 /// behind these each has this many bytes at least on average, or it was wrong to bypass the cache.
 const LARGE_WRITE_BYTES: u64 = 8 << 10;
 /// Callers that are remembered, a count; when there are more, all are forgotten.
-const CALLERS: usize = 256;
+const MAX_CREATORS: usize = 256;
 
 /// A new file that is open.
 struct NewFile {
@@ -37,11 +37,11 @@ struct NewFile {
     bytes: u64,
 }
 
-/// What a caller has made.
+/// The new files of a caller.
 struct Maker {
     /// Small files in a row.
     small: u32,
-    /// How many are needed.
+    /// How many are needed to bypass the cache.
     needed: u32,
 }
 
@@ -52,7 +52,7 @@ struct CreatorsState {
     open: HashMap<u64, NewFile>,
 }
 
-/// Callers by what they make.
+/// Callers and their new files.
 #[derive(Default)]
 pub(crate) struct Creators {
     state: Mutex<CreatorsState>,
@@ -82,8 +82,8 @@ impl Creators {
         let mut state = self.state.lock();
         let Some(file) = state.open.remove(&handle) else { return };
         let pieces = file.writes > FEW_WRITES && file.bytes < u64::from(file.writes) * LARGE_WRITE_BYTES;
-        let small = if file.direct { !pieces } else { size() <= SMALL_BYTES };
-        if state.callers.len() >= CALLERS && !state.callers.contains_key(&file.caller) {
+        let small = if file.direct { !pieces } else { size() <= SMALL_FILE_BYTES };
+        if state.callers.len() >= MAX_CREATORS && !state.callers.contains_key(&file.caller) {
             state.callers.clear();
         }
         let maker = state.callers.entry(file.caller).or_insert(Maker { small: 0, needed: SMALL_FILES });
@@ -132,7 +132,7 @@ mod tests {
             "large calls are well served"
         );
         assert!(make(&c, 7, NEW, &[80; 3]) && !make(&c, 7, NEW, &[80]), "a log is not");
-        assert!(!make(&c, 9, NEW, &[SMALL_BYTES + 1]));
+        assert!(!make(&c, 9, NEW, &[SMALL_FILE_BYTES + 1]));
         (0..SMALL_FILES - 1).for_each(|_| assert!(!make(&c, 9, NEW, &[1])));
     }
 
@@ -156,6 +156,6 @@ mod tests {
         let c = Creators::default();
         (0..10_000).for_each(|caller| _ = make(&c, caller, NEW, &[1]));
         let state = c.state.lock();
-        assert!(state.callers.len() <= CALLERS && state.open.is_empty());
+        assert!(state.callers.len() <= MAX_CREATORS && state.open.is_empty());
     }
 }

@@ -1,13 +1,12 @@
 //! Differences that are being told, and the bytes in which they travel.
 //!
-//! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked
-//! on, each request gives the next piece, and closing the file ends it. What differs is found by a thread of its own,
-//! ahead of the requests by a piece, so no request lasts longer than [`TURN`], however much of both trees is equal: the
+//! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked on,
+//! each request gives the next piece, and closing the file ends it. What differs is found by a thread of its own, ahead
+//! of the requests by a piece, so no request lasts longer than [`TURN`], however much of both trees is equal: the
 //! kernel waits for an answer also in the name of a process that was killed. Each user has few, and one of which nobody
 //! takes a piece for a minute ends by itself ([`Diffs::end_idle`]): the frozen state that it has holds the space of all
 //! that is deleted meanwhile, by anybody. One that has ended reads no further than to the end of a page. So memory,
-//! threads and frozen states are bounded in number and in time. Uses the vocabulary of `pando_fs`, `ending`, and no
-//! kernel.
+//! threads and frozen states are bounded in number and in time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -27,19 +26,19 @@ use parking_lot::{Condvar, Mutex};
 use crate::ending::{PATIENCE_AT_END, join_within};
 
 /// Differences of one user at a time, a count; a further one ends the oldest.
-const DIFFS_OF_USER: usize = 8;
+const MAX_DIFFS_OF_USER: usize = 8;
 /// Differences of all users at a time, a count; then who has most loses one to a user with fewer.
-const DIFFS: usize = 64;
+const MAX_DIFFS: usize = 64;
 /// Root may have so many besides, a count.
-const DIFFS_OF_ROOT: usize = DIFFS_OF_USER;
-/// How long one stays that nobody asks about.
-pub(crate) const IDLE: Duration = Duration::from_secs(60);
+const MAX_DIFFS_OF_ROOT: usize = MAX_DIFFS_OF_USER;
+/// How long a difference is kept without a request for it.
+pub(crate) const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 /// How long one request waits for differences: then there may be fewer bytes than fit, and none perhaps.
 const TURN: Duration = Duration::from_millis(200);
 /// Bytes of a difference before its paths and ranges.
 const HEAD_BYTES: usize = 4 + 1 + 1 + 2 + 8 + 8 + 4 + 4;
 
-/// So many bytes are found before somebody asks for them.
+/// So many bytes are computed ahead of requests.
 const AHEAD_BYTES: usize = 128 << 10;
 
 /// A difference under way. When it is dropped, the thread ends that looks for what differs.
@@ -52,7 +51,7 @@ struct DiffSession {
 impl Drop for DiffSession {
     fn drop(&mut self) {
         self.told.stop.store(true, Ordering::Relaxed);
-        // Whoever has looked at the flag before it was set waits by now.
+        // A thread that read the flag before it was set waits by now.
         drop(self.told.found.lock());
         self.told.moved.notify_all();
     }
@@ -62,14 +61,14 @@ impl Drop for DiffSession {
 struct DiffProgress {
     found: Mutex<FoundBytes>,
     moved: Condvar,
-    /// Nobody wants to know any more.
+    /// The difference is not wanted any more.
     stop: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct FoundBytes {
     bytes: VecDeque<u8>,
-    /// So many somebody waits for.
+    /// The bytes that a request waits for.
     wanted: usize,
     /// Nothing more will be found, or why not.
     ended: Option<pando_fs::Result<()>>,
@@ -125,11 +124,13 @@ impl Diffs {
         let session = DiffSession { uid, used: Instant::now(), told };
         let mut sessions = self.sessions.lock();
         // Ended when the lock is free, which closing a file takes.
-        let mut gone: Vec<DiffSession> =
-            sessions.extract_if(|at, s| *at == on || s.used.elapsed() >= IDLE).map(|(_, s)| s).collect();
+        let mut gone: Vec<DiffSession> = sessions
+            .extract_if(|at, s| *at == on || s.used.elapsed() >= ABANDONED_AFTER)
+            .map(|(_, s)| s)
+            .collect();
         let of_user = |uid: u32| sessions.iter().filter(move |(_, s)| s.uid == uid);
-        let most = if uid == 0 { DIFFS + DIFFS_OF_ROOT } else { DIFFS };
-        let goes = if of_user(uid).count() >= DIFFS_OF_USER {
+        let most = if uid == 0 { MAX_DIFFS + MAX_DIFFS_OF_ROOT } else { MAX_DIFFS };
+        let goes = if of_user(uid).count() >= MAX_DIFFS_OF_USER {
             Some(uid)
         } else if sessions.len() >= most {
             let counts = sessions.values().map(|s| (of_user(s.uid).count(), s.uid));
@@ -174,8 +175,8 @@ impl Diffs {
         join_within(PATIENCE_AT_END, "differences", threads);
     }
 
-    /// Ends those that nobody has asked about for `idle`, and gives the time after which there may be more to end;
-    /// `None` if none is left.
+    /// Ends those without a request for `idle`, and gives the time after which there may be more to end; `None` if none
+    /// is left.
     pub(crate) fn end_idle(&self, idle: Duration) -> Option<Duration> {
         let mut sessions = self.sessions.lock();
         let gone: Vec<DiffSession> =
@@ -414,7 +415,7 @@ mod tests {
         };
         // Eight users with eight each, and then one with one and root.
         let firsts: Vec<_> =
-            (100..108).map(|uid| (0..DIFFS_OF_USER).map(|_| begin(uid).unwrap()).min()).collect();
+            (100..108).map(|uid| (0..MAX_DIFFS_OF_USER).map(|_| begin(uid).unwrap()).min()).collect();
         let (one, root) = (begin(7).unwrap(), begin(0).unwrap());
         assert!(diffs.next(7, one, 4).is_some() && diffs.next(0, root, 4).is_some());
         let gone = (100..).zip(&firsts).filter(|(uid, first)| diffs.next(*uid, first.unwrap(), 4).is_none());
@@ -426,7 +427,7 @@ mod tests {
         assert!(begin(500).is_none());
         assert!(begin(0).is_some());
         assert!(diffs.next(7, one, 4).is_some());
-        assert!(diffs.sessions.lock().len() <= DIFFS + DIFFS_OF_ROOT);
+        assert!(diffs.sessions.lock().len() <= MAX_DIFFS + MAX_DIFFS_OF_ROOT);
     }
 
     #[test]

@@ -6,9 +6,9 @@
 //! would wait for each request otherwise. Guarantees that what the kernel may keep follows the speed at which pages
 //! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have: it is less where
 //! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`] and at least [`LEAST_WHILE_WAITED_BYTES`], since a
-//! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when
-//! nothing was written for [`IDLE`], because whoever writes next may be slower: what lies above a limit that falls has
-//! all writers wait until it is written. Uses nothing.
+//! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when nothing
+//! was written for [`SPEED_LASTS`], because whoever writes next may be slower: what lies above a limit that falls has
+//! all writers wait until it is written.
 
 use std::{
     path::PathBuf,
@@ -20,12 +20,12 @@ use parking_lot::Mutex;
 
 /// What the server is to take in this time may be kept.
 const MOMENT: Duration = Duration::from_millis(50);
-/// The same as long as somebody has waited for what is kept within [`MEMORY`].
+/// The same while a call has waited for dirty pages within [`MEMORY`].
 const SHORT_MOMENT: Duration = Duration::from_millis(8);
 const MEMORY: Duration = Duration::from_secs(10);
 /// However slow the server is. (With half of it, a writer of single pages alone was slower by a quarter.)
 const LEAST_BYTES: u64 = 1 << 20;
-/// The same as long as somebody has waited.
+/// The same while a call has waited.
 const LEAST_WHILE_WAITED_BYTES: u64 = 384 << 10;
 /// However fast it is, but for where the kernel offers more.
 const MOST_BYTES: u64 = 64 << 20;
@@ -37,9 +37,9 @@ const START_BYTES: u64 = 8 << 20;
 const WINDOW: Duration = Duration::from_millis(100);
 const FIRST_WINDOW: Duration = Duration::from_millis(10);
 /// A pause between two requests that is none of the server's.
-const PAUSE: Duration = Duration::from_millis(2);
+const FOREIGN_GAP: Duration = Duration::from_millis(2);
 /// A pause after which the speed is not known any more.
-const IDLE: Duration = Duration::from_secs(1);
+const SPEED_LASTS: Duration = Duration::from_secs(1);
 
 /// The limit of a mount.
 pub(crate) struct DirtyLimit(Arc<Limit>);
@@ -62,9 +62,9 @@ struct Speed {
     bytes: u64,
     /// The limit is that of a speed.
     known: bool,
-    /// Somebody looks whether nothing is written any more.
+    /// A thread checks whether writing has ended.
     watched: bool,
-    /// When somebody last began to wait for what is kept.
+    /// When a call last began to wait for dirty pages.
     waited: Option<Instant>,
 }
 
@@ -85,7 +85,7 @@ impl Speed {
     /// Notes a request; gives the limit if that is another one now.
     fn took(&mut self, bytes: u64, (from, to): (Instant, Instant), most: u64) -> Option<u64> {
         let pause = from.saturating_duration_since(self.last);
-        if pause > PAUSE {
+        if pause > FOREIGN_GAP {
             self.paused += pause;
         }
         self.last = self.last.max(to);
@@ -107,7 +107,7 @@ impl Speed {
         differs.then_some(limit)
     }
 
-    /// Notes that somebody waits; gives the limit if that is another one, where nobody has waited of late.
+    /// Notes that a call waits; gives the limit if it changes, because no call has waited of late.
     fn waits(&mut self, now: Instant) -> Option<u64> {
         let before = self.waited.replace(now);
         let first = before.is_none_or(|before| now.saturating_duration_since(before) >= MEMORY);
@@ -120,7 +120,7 @@ impl Speed {
 
     /// Gives the limit if that is another one because nothing was written until `now`.
     fn rested(&mut self, now: Instant) -> Option<u64> {
-        let rests = now.saturating_duration_since(self.last) >= IDLE && self.limit > START_BYTES;
+        let rests = now.saturating_duration_since(self.last) >= SPEED_LASTS && self.limit > START_BYTES;
         rests.then(|| {
             *self = Self { waited: self.waited, ..Self::new(START_BYTES, now) };
             START_BYTES
@@ -138,7 +138,7 @@ impl DirtyLimit {
         limit.set(START_BYTES).then(|| Self(Arc::new(limit)))
     }
 
-    /// Notes that somebody waits for what is kept: a clone, or a sync of all.
+    /// Notes that a call waits for dirty pages: a clone, or a sync of all.
     pub(crate) fn waited_for(&self) {
         let mut speed = self.0.speed.lock();
         if let Some(limit) = speed.waits(Instant::now()) {
@@ -174,7 +174,7 @@ impl Limit {
 /// Takes a limit back when nothing is written any more, or leaves it if that is low by then.
 fn wait_for_rest(limit: &Weak<Limit>) {
     loop {
-        std::thread::sleep(IDLE);
+        std::thread::sleep(SPEED_LASTS);
         let Some(limit) = limit.upgrade() else { return };
         let mut speed = limit.speed.lock();
         if let Some(bytes) = speed.rested(Instant::now()) {
@@ -259,9 +259,9 @@ mod tests {
         let mut speed = Speed::new(START_BYTES, Instant::now());
         limits(&mut speed, 4000, Duration::from_micros(200), Duration::ZERO);
         assert_eq!(speed.limit, 64 * MIB);
-        assert_eq!(speed.rested(speed.last + IDLE / 2), None);
-        assert_eq!(speed.rested(speed.last + IDLE), Some(START_BYTES));
+        assert_eq!(speed.rested(speed.last + SPEED_LASTS / 2), None);
+        assert_eq!(speed.rested(speed.last + SPEED_LASTS), Some(START_BYTES));
         limits(&mut speed, 4, Duration::from_millis(100), Duration::ZERO);
-        assert_eq!((speed.limit, speed.rested(speed.last + 2 * IDLE)), (LEAST_BYTES, None));
+        assert_eq!((speed.limit, speed.rested(speed.last + 2 * SPEED_LASTS)), (LEAST_BYTES, None));
     }
 }

@@ -3,7 +3,7 @@
 //! Guarantees: what is unmounted is the mount of this server, and nothing that somebody has mounted on the directory
 //! instead or over it. (But for the moment between the look and the call: the kernel unmounts by paths only.) If the
 //! mount is covered, or was taken away while somebody had files open, its connection is cut, so the server ends in any
-//! case where that may be done (see `guard`). Uses what is mounted where, and the server's state.
+//! case where that may be done (see `guard`).
 
 use std::{
     fs::File,

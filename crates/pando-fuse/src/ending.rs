@@ -3,7 +3,7 @@
 //! A thread may be in a call of the kernel's that waits for a program which keeps a file or a directory locked, and
 //! such a program does that for as long as it likes: it reads into memory, or writes from memory, that does not come.
 //! The end of a mount does not wait for that. What such a thread does when it goes on in the end changes nothing: it
-//! tells the kernel of what it keeps, and there is no mount any more. Uses nothing.
+//! tells the kernel of what it keeps, and there is no mount any more.
 
 use std::{
     thread::{self, JoinHandle},
@@ -13,7 +13,7 @@ use std::{
 /// How long is waited, at the end of a mount, for a thread that may wait for a program.
 pub(crate) const PATIENCE_AT_END: Duration = Duration::from_secs(5);
 /// How long between looks whether it has ended.
-const PAUSE: Duration = Duration::from_millis(2);
+const END_POLL: Duration = Duration::from_millis(2);
 
 /// Waits until these threads have ended, but for the one that calls, and no longer than `patience`. `what` they are is
 /// for the log, which also says whether one has panicked.
@@ -22,7 +22,7 @@ pub(crate) fn join_within(patience: Duration, what: &str, threads: impl IntoIter
     let mut left = 0;
     for thread in threads.into_iter().filter(|thread| thread.thread().id() != thread::current().id()) {
         while !thread.is_finished() && Instant::now() < until {
-            thread::sleep(PAUSE);
+            thread::sleep(END_POLL);
         }
         if !thread.is_finished() {
             left += 1;

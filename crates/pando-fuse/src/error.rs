@@ -1,6 +1,4 @@
 //! Why mounting or unmounting failed, with what can be done about it.
-//!
-//! Uses only what says why there is no io_uring.
 
 use std::{io, path::PathBuf};
 

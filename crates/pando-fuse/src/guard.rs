@@ -7,8 +7,8 @@
 //! help, as all its threads are told to end. So another process watches: when the daemon ends, however, it tells the
 //! kernel to cut the connection, by a file of fusectl (`connections/N/abort`).
 //!
-//! Guarantees: what is cut is the connection of this mount or none, as the file is opened while the mount is there
-//! and stands for no other one later. Uses nothing of the crate.
+//! Guarantees: what is cut is the connection of this mount or none, as the file is opened while the mount is there and
+//! stands for no other one later.
 
 use std::{
     fs::File,

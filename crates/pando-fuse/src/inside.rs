@@ -1,19 +1,19 @@
 //! The server's own way into its mount: to a file by its inode number, without a path.
 //!
-//! There are things that the kernel does for a caller and for nobody else: write out the pages that it keeps of one
-//! file (a notification makes it drop them as well), and take in a modification time. So the server becomes a
-//! caller. It opens by handle (`open_by_handle_at(2)`, which asks for `CAP_DAC_READ_SEARCH`), so only a daemon of
-//! root has this way.
+//! The kernel does some things only for a caller: it writes out the pages that it keeps of one file (a notification
+//! makes it drop them as well), and it takes a modification time into its inode. So the server makes such calls on its
+//! own mount. It opens files by handle (`open_by_handle_at(2)`, which requires `CAP_DAC_READ_SEARCH`), so only a daemon
+//! of root can do this.
 //!
-//! A thread that waits for an answer of its own process must not keep that process from ending: the kernel lets go of
-//! it only when the connection is cut, which happens when the last descriptor of it is closed, and a killed process
-//! closes its descriptors when the last thread has ended that shares them. So whoever comes this way has a table of
-//! descriptors of its own ([`Apart`]), without the connection: a daemon that is killed ends at once. (For those that
-//! wait on the connection itself, in a notification, there is `guard`.)
+//! A thread that waits for an answer of its own process could keep a killed process from ending: the kernel ends such a
+//! wait only when the connection is cut, the connection is cut when its last descriptor is closed, and a killed process
+//! closes its descriptors when the last thread that shares them has ended. So a thread that calls the mount has a table
+//! of descriptors of its own ([`Apart`]), without the connection, and a daemon that is killed ends at once. (`guard` is
+//! for threads that wait in a notification, on the connection itself.)
 //!
-//! Guarantees: what is opened is the inode of this mount or nothing, whatever is mounted on the directory by now; no
-//! descriptor outlives a call, so the mount is not kept busy (but for threads that nobody waits for). Every call may
-//! send requests to the server, so none is for a thread that reads them. Uses nothing of the crate.
+//! Guarantees: an open gives the inode of this mount or fails, whatever is mounted on the directory by now; no
+//! descriptor outlives a call, so the mount is not kept busy (except by threads that are not waited for any more). Each
+//! call may send requests to the server, so a thread that reads requests must not make one.
 #![allow(unsafe_code)]
 
 use std::{
@@ -33,20 +33,22 @@ use std::{
 use pando_fs::Time;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 
-/// Threads that may wait for the kernel although nobody waits for them any more, a count: where a user can make them.
-const MAX_LEFT_BEHIND: usize = 8;
-/// The same, where only root can, a count. So no user keeps the pages of others from being written out this way.
-const MAX_LEFT_BY_ROOT: usize = 2 * MAX_LEFT_BEHIND;
+/// Threads that may wait for the kernel after their caller has stopped waiting for them, a count: of those that a user
+/// can cause.
+const MAX_LEFT_THREADS: usize = 8;
+/// The same of those that only root can cause, a count. So a user cannot keep the pages of others from being written
+/// out.
+const MAX_LEFT_ROOT_THREADS: usize = 2 * MAX_LEFT_THREADS;
 /// Threads that write out the pages of several files at once, a count.
-const LANES: usize = 4;
-/// Threads that may close files whose pages are written out, while nobody waits for them, a count.
-const MAX_CLOSING: usize = 32;
+const WRITING_THREADS: usize = 4;
+/// Threads that may go on closing files whose pages are written out, while no caller waits for them, a count.
+const MAX_CLOSING_THREADS: usize = 32;
 /// Files that such a thread closes at its end, a count; what else it opens is closed at once.
-const MAX_OPEN: usize = 128;
-/// How long is waited for such a thread at first: a mount that nobody else uses is free then.
+const MAX_HELD_FILES: usize = 128;
+/// How long a caller waits for such a thread: a mount without other users is not busy any more then.
 const PATIENCE_TO_CLOSE: Duration = Duration::from_millis(5);
 /// How often pages are written out although that ends with an error, a count.
-const MAX_ERRORS_BEFORE: u32 = 5;
+const MAX_TRIES_BEFORE: u32 = 5;
 /// The type of FUSE's file handles: inode number and generation.
 const HANDLE_TYPE: libc::c_int = 0x81;
 
@@ -61,11 +63,10 @@ struct Handle {
     generation: u32,
 }
 
-/// The right of a thread to wait for the mount: it shares no descriptors with the rest of the process. It cannot
-/// write to the log, nor read the image, whose descriptors it does not have: of the file system it may call what does
-/// no I/O.
+/// The right of a thread to wait for the mount: it shares no descriptors with the rest of the process. It lacks the
+/// descriptors of the log and the image, so it may only call functions of the file system that do no I/O.
 pub(crate) struct Apart {
-    /// Not for another thread.
+    /// Not to be sent to another thread.
     _here: PhantomData<*const ()>,
 }
 
@@ -84,14 +85,14 @@ impl Apart {
     }
 }
 
-/// Closes all descriptors of the process, so that what they keep locked is free although a thread of it waits in the
+/// Closes all descriptors of the process, which frees the files that they lock although a thread still waits in the
 /// kernel. For a process that does nothing more.
 pub(crate) fn close_all() {
     // SAFETY: no memory is passed. Whoever would use one of the descriptors comes to nothing.
     unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0) };
 }
 
-/// Does `work` in a thread that may wait for the mount, and waits for that.
+/// Runs `work` in a thread that may wait for the mount, and waits for its end.
 pub(crate) fn apart<T: Send>(work: impl FnOnce(&Apart) -> T + Send) -> io::Result<T> {
     std::thread::scope(|s| {
         let thread = std::thread::Builder::new().name("pando-inside".into());
@@ -106,9 +107,9 @@ pub(crate) struct Inside {
     dir: PathBuf,
     /// Major and minor number of the mount's device.
     device: (u32, u32),
-    /// Threads that nobody waits for any more.
+    /// Threads that are not waited for any more.
     left_behind: Arc<AtomicUsize>,
-    /// Of those that close files which somebody goes on writing.
+    /// Of these, threads that close files which a program goes on writing.
     closing: Arc<AtomicUsize>,
 }
 
@@ -121,7 +122,7 @@ impl Inside {
         if !rustix::process::geteuid().is_root() {
             return None;
         }
-        // The capability may be missing: this asks for it, and comes to no file.
+        // The capability may be missing: this call requires it, and opens no file.
         let none = open_by_handle(CWD.as_raw_fd(), 0, OFlags::PATH);
         let may = !matches!(&none, Err(e) if e.raw_os_error() == Some(libc::EPERM));
         may.then(|| Self {
@@ -175,37 +176,39 @@ impl Inside {
         Ok(rustix::fs::utimensat(&file, c"", &times, AtFlags::EMPTY_PATH)?)
     }
 
-    /// Reads a range of a file as its readers see it, and gives what there is of it. Waits no longer than `patience`.
-    /// If the kernel then waits for somebody else, a thread stays until it does no longer, of [`MAX_LEFT_BEHIND`] at
-    /// most.
+    /// Reads a range of a file as its readers see it, up to the end of the file. Waits no longer than `patience`. If
+    /// the kernel waits longer, for a lock of another process, one of at most [`MAX_LEFT_THREADS`] threads stays until
+    /// that wait ends.
     pub(crate) fn read_apart(&self, ino: u64, range: &Range<u64>, patience: Duration) -> io::Result<Vec<u8>> {
         let (range, (tell, told)) = (range.clone(), mpsc::sync_channel(1));
-        let thread = self.begin(MAX_LEFT_BEHIND, move |root| {
+        let thread = self.begin(MAX_LEFT_THREADS, move |root| {
             let opened = root.and_then(|root| open_by_handle(root.as_raw_fd(), ino, READ_QUIETLY));
-            // What is told does not wait for the file to be closed, in which the kernel writes its pages out.
+            // The result is sent before the file is closed, because a close writes out pages.
             let _told = match &opened {
                 Ok(file) => tell.send(read_range(file, &range)),
                 Err(e) => tell.send(Err(io::Error::from_raw_os_error(e.raw_os_error().unwrap_or(libc::EIO)))),
             };
         })?;
-        // Of one that was told of, only the close is left.
+        // If the result was sent, only the close is left.
         thread.leave();
         told.recv_timeout(patience).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
     /// Has the kernel write the dirty pages of these files, those of mappings too, and waits until the server has
-    /// answered for them. It keeps the pages, also those that the server refused: there is nothing else of them. Gives
-    /// the files that could not be opened; if the kernel asks somebody else whether they may be (fanotify(7)), no
-    /// longer than `patience` is waited for that, and then a thread stays as in [`Inside::read_apart`].
+    /// answered for them. The kernel keeps the pages, also those that the server refused: there is no other copy of
+    /// them. Gives the files that could not be opened. If the kernel asks another process whether they may be opened
+    /// (fanotify(7)), this waits for that no longer than `patience`, and then a thread stays as in
+    /// [`Inside::read_apart`].
     ///
-    /// Up to [`LANES`] threads do it, each for its share of the files: in turn, the last file would be written with
-    /// all that became dirty while the others were.
+    /// Up to [`WRITING_THREADS`] threads do it, each for its share of the files. A single thread would write the last
+    /// file with all that became dirty while it wrote the others.
     ///
-    /// When a file is closed, the kernel writes what has become dirty meanwhile, and waits for all of it. That is not
-    /// waited for here, for up to [`MAX_OPEN`] files a thread and unless about [`MAX_CLOSING`] threads are at it. Until
-    /// then the mount is busy, as it mostly is by whoever makes pages dirty.
+    /// When a file is closed, the kernel writes the pages that have become dirty meanwhile, and waits for all of them.
+    /// This call does not wait for that, for up to [`MAX_HELD_FILES`] files a thread, unless about
+    /// [`MAX_CLOSING_THREADS`] threads close files already. Until the files are closed the mount is busy, as it mostly
+    /// is anyway because of the programs that write.
     pub(crate) fn write_out(&self, files: &[u64], patience: Duration) -> io::Result<Vec<u64>> {
-        let lanes = files.len().min(LANES);
+        let lanes = files.len().min(WRITING_THREADS);
         let (mut begun, mut left) = (Vec::new(), Vec::new());
         for lane in 0..lanes {
             let share: Vec<u64> = files.iter().skip(lane).step_by(lanes).copied().collect();
@@ -224,13 +227,13 @@ impl Inside {
         Ok(left)
     }
 
-    /// Begins to do so for a share of the files.
+    /// Starts the thread for a share of the files.
     fn begin_write_out(&self, files: Vec<u64>) -> io::Result<PageWriter> {
         let (tell, told) = mpsc::channel();
         let asked = files.clone();
         let closing = Begun { all: self.closing.clone(), over: Arc::default() };
         let closes = closing.clone();
-        let thread = self.begin(MAX_LEFT_BY_ROOT, move |root| {
+        let thread = self.begin(MAX_LEFT_ROOT_THREADS, move |root| {
             let mut open = Vec::new();
             for ino in asked {
                 let file = match &root {
@@ -245,8 +248,9 @@ impl Inside {
                     let _ = tell.send(PageStep::Begun);
                     let written = write_pages(&file);
                     failed = written.is_err();
-                    // What is left the kernel writes when the file is closed, which is told of behind that.
-                    if matches!(written, Ok(true)) && open.len() < MAX_OPEN {
+                    // The kernel writes the rest when the file is closed; so this file is reported as written after
+                    // that.
+                    if matches!(written, Ok(true)) && open.len() < MAX_HELD_FILES {
                         open.push(file);
                     }
                 }
@@ -259,8 +263,8 @@ impl Inside {
         Ok(PageWriter { files, told, thread, closing })
     }
 
-    /// Begins `work` in a thread apart, with the root of the mount. EAGAIN if as many as `most` wait for the kernel
-    /// that nobody waits for any more.
+    /// Starts `work` in a thread apart, with the root of the mount. EAGAIN if `most` threads already wait for the
+    /// kernel without a caller that waits for them.
     fn begin(
         &self,
         most: usize,
@@ -273,7 +277,7 @@ impl Inside {
         let (inside, own) = (self.clone(), begun.clone());
         let thread = std::thread::Builder::new().name("pando-inside".into());
         thread.spawn(move || {
-            // ESTALE is to mean that the kernel has forgotten the file, not that something hides the mount.
+            // ESTALE has to mean that the kernel has forgotten the file, not that another mount hides this one.
             work(Apart::become_so().and_then(|_| inside.root().map_err(io::Error::other)));
             own.ended();
         })?;
@@ -281,7 +285,7 @@ impl Inside {
     }
 }
 
-/// A thread that has the pages of some files written out.
+/// A thread that writes out the pages of some files.
 struct PageWriter {
     files: Vec<u64>,
     told: mpsc::Receiver<PageStep>,
@@ -291,8 +295,8 @@ struct PageWriter {
 }
 
 impl PageWriter {
-    /// Waits until the pages are written, and no longer than `patience` for a file to be opened. Those that could not
-    /// be are added to `left`. Gives the thread back if it may still have files to close.
+    /// Waits until the pages are written, and no longer than `patience` for a file to be opened. Files that could not
+    /// be opened are added to `left`. Gives the thread back if it may still have files to close.
     fn wait(self, patience: Duration, left: &mut Vec<u64>) -> Option<PageWriter> {
         let (mut waiting, mut writing) = (self.files.iter().copied(), false);
         let mut at = waiting.next();
@@ -317,9 +321,9 @@ impl PageWriter {
         Some(self)
     }
 
-    /// Waits until its files are closed, but not beyond `until` while only some of `all` such threads are at it.
+    /// Waits until its files are closed, but not beyond `until` while only a part of `all` such threads closes files.
     fn wait_for_close(self, all: &AtomicUsize, until: Instant) {
-        let closed = match all.load(Ordering::Relaxed) < MAX_CLOSING {
+        let closed = match all.load(Ordering::Relaxed) < MAX_CLOSING_THREADS {
             true => self.told.recv_timeout(until.saturating_duration_since(Instant::now())).ok(),
             false => self.told.recv().ok(),
         };
@@ -329,19 +333,19 @@ impl PageWriter {
     }
 }
 
-/// A thread that may wait for the kernel longer than somebody waits for it.
+/// A thread that may wait for the kernel longer than its caller waits for the thread.
 #[derive(Clone)]
 struct Begun {
-    /// How many such threads nobody waits for any more.
+    /// How many such threads are not waited for any more.
     all: Arc<AtomicUsize>,
-    /// It has ended, or nobody waits for it any more.
+    /// It has ended, or is not waited for any more.
     over: Arc<AtomicBool>,
 }
 
 impl Begun {
-    /// Nobody waits for it any more.
+    /// It is not waited for any more.
     fn leave(&self) {
-        // Counted first, so that its end takes nothing away that is not there.
+        // Counted first, because the end of the thread subtracts it again.
         self.all.fetch_add(1, Ordering::SeqCst);
         self.second_takes_away();
     }
@@ -350,7 +354,7 @@ impl Begun {
         self.second_takes_away();
     }
 
-    /// Of its end and of being left, which come in any order, the second ends the count.
+    /// The thread ends and is left in any order; the second of these events subtracts it from the count.
     fn second_takes_away(&self) {
         if self.over.swap(true, Ordering::SeqCst) {
             self.all.fetch_sub(1, Ordering::SeqCst);
@@ -358,25 +362,25 @@ impl Begun {
     }
 }
 
-/// What is told of a file whose pages are written out.
+/// What the thread reports of a file whose pages it writes out.
 enum PageStep {
     /// It is open.
     Begun,
-    /// What was dirty is written, or it was not opened.
+    /// Its dirty pages are written, or it was not opened.
     Done { failed: bool },
-    /// All are, and the root too.
+    /// All files are closed, and the root too.
     Closed,
 }
 
-/// How a file is opened of which nothing is to be changed.
+/// How a file is opened without any change of it.
 const READ_QUIETLY: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOATIME).union(OFlags::CLOEXEC);
 
-/// Has the dirty pages of a file written; `false` if some may be left. That the server refuses some is no error.
+/// Writes out the dirty pages of a file; `false` if some may be left. Pages that the server refuses are no error.
 fn write_pages(file: &OwnedFd) -> io::Result<bool> {
     const WAIT: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
     // All three together have the kernel write what is dirty now, and nothing that becomes dirty meanwhile.
-    const ALL: libc::c_uint = WAIT | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    const SYNC_FLAGS: libc::c_uint = WAIT | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     let call = |flags| {
         // SAFETY: the descriptor is open, and no memory is passed.
         match unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, flags) } {
@@ -384,11 +388,11 @@ fn write_pages(file: &OwnedFd) -> io::Result<bool> {
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // An error that nobody has heard of yet ends a call before it writes anything. (What is left then the kernel writes
-    // when the file is closed, but only if it keeps what is written.)
+    // A pending error ends a call before it writes anything. (The kernel writes the remaining pages when the file is
+    // closed, but only with the write-back cache.)
     let mut done = Ok(());
-    for _ in 0..MAX_ERRORS_BEFORE {
-        done = call(ALL);
+    for _ in 0..MAX_TRIES_BEFORE {
+        done = call(SYNC_FLAGS);
         if done.is_ok() {
             break;
         }

@@ -8,7 +8,7 @@
 //!
 //! Guarantees: what is set is answered, and where anything was ever set "no such attribute" is the answer for what is
 //! not. Where the kernel itself asks for lists, to obey them, it is never told that they are not supported: it would
-//! refuse the caller. Memory is bounded by [`REMEMBERED`]. Uses nothing of the file system.
+//! refuse the caller. Memory is bounded by [`MAX_ANSWERS`].
 
 use std::{
     collections::VecDeque,
@@ -24,11 +24,11 @@ use crate::transport::{Context, Errno, Outcome};
 const LABEL: &str = "security.selinux";
 const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 /// Answers that are remembered until the access list is asked for, a count.
-const REMEMBERED: usize = 32;
+const MAX_ANSWERS: usize = 32;
 /// And for how long: whoever wants both asks for one behind the other.
 const SOON: Duration = Duration::from_millis(500);
 
-/// Who was told of which file that labels are not supported.
+/// Which callers were told of which file that labels are not supported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Told {
     thread: u32,
@@ -71,7 +71,7 @@ impl Labels {
             let unsupported = !any();
             if unsupported && !self.lists_obeyed {
                 let mut told = self.told.lock();
-                if told.len() >= REMEMBERED {
+                if told.len() >= MAX_ANSWERS {
                     told.pop_front();
                 }
                 told.push_back((asks, Instant::now()));
@@ -115,9 +115,9 @@ mod tests {
             assert_eq!(asked(&l, thread, ino, name, false), libc::ENODATA, "{thread} {ino} {name}");
         }
         // Others have asked since.
-        (0..REMEMBERED as u64).for_each(|i| _ = asked(&l, 9, i, LABEL, false));
+        (0..MAX_ANSWERS as u64).for_each(|i| _ = asked(&l, 9, i, LABEL, false));
         assert_eq!(asked(&l, 7, 2, list, false), libc::ENODATA);
-        assert_eq!(l.told.lock().len(), REMEMBERED);
+        assert_eq!(l.told.lock().len(), MAX_ANSWERS);
     }
 
     #[test]

@@ -44,6 +44,7 @@ pub mod mountinfo;
 mod openers;
 mod own_threads;
 mod past_pages;
+mod pending_reports;
 mod policies;
 mod proof;
 pub mod quotas;
@@ -55,7 +56,6 @@ mod settings;
 mod times;
 pub mod tool;
 pub mod transport;
-mod unsettled;
 mod writes;
 
 pub use attach::{How, remount, unmount};

@@ -5,20 +5,20 @@
 //! thread, as the kernel names it) whether it has read the last files that it opened and of which the kernel had no
 //! pages.
 //!
-//! Guarantees: a caller begins as one that does not read. Of [`PROBES_EVERY`] files one is not given, so that a READ
-//! shows that the caller still reads; after one file that it has not read the caller begins anew. Memory is bounded
-//! by [`CALLERS`] and by open files. Knows nothing of FUSE messages.
+//! Guarantees: a new caller counts as one that does not read. The bytes of one file in [`PROBES_EVERY`] are not given,
+//! so that a READ shows that the caller still reads; if it does not read such a file, it counts as new again. Memory is
+//! bounded by [`MAX_OPENERS`] and by open files. Knows nothing of FUSE messages.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-/// Number of files that a caller has to read in a row before it is given the next one.
+/// Number of files that a caller has to read in a row before the bytes of the next one come with its open.
 const FILES_READ: u32 = 3;
-/// One of this number of files is not given, as a probe.
+/// The bytes of one file of this number do not come with the open, as a probe.
 const PROBES_EVERY: u32 = 16;
 /// Callers that are remembered, a count; when there are more, all are forgotten.
-const CALLERS: usize = 256;
+const MAX_OPENERS: usize = 256;
 
 /// An open file whose bytes were not given with the open.
 struct Probe {
@@ -28,7 +28,7 @@ struct Probe {
 
 #[derive(Default)]
 struct Opener {
-    /// Number of files in a row that it was not given and has read, up to [`FILES_READ`].
+    /// Number of files in a row that it has read by READ, up to [`FILES_READ`].
     read: u32,
     /// Number of files that it has opened since it was first seen.
     opened: u32,
@@ -52,7 +52,7 @@ impl Openers {
     /// will probably read the file, so that its bytes are to come with the open.
     pub(crate) fn opened(&self, caller: u32, handle: u64) -> bool {
         let state = &mut *self.state.lock();
-        if state.callers.len() >= CALLERS && !state.callers.contains_key(&caller) {
+        if state.callers.len() >= MAX_OPENERS && !state.callers.contains_key(&caller) {
             state.callers.clear();
         }
         let known = state.callers.entry(caller).or_default();
@@ -119,6 +119,6 @@ mod tests {
         let o = Openers::default();
         (0..10_000).for_each(|caller| _ = open(&o, caller, true));
         let state = o.state.lock();
-        assert!(state.callers.len() <= CALLERS && state.open.is_empty());
+        assert!(state.callers.len() <= MAX_OPENERS && state.open.is_empty());
     }
 }

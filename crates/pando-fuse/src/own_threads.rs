@@ -1,6 +1,4 @@
 //! Threads of the server by which the kernel is given attributes: their requests change nothing of their own accord.
-//!
-//! Uses nothing.
 
 use std::sync::{
     Arc,

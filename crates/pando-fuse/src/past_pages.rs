@@ -1,10 +1,10 @@
 //! Bytes that are stored past the page cache, beside pages that somebody else makes dirty.
 //!
-//! Before it sends such a write, the kernel writes out and drops the pages in its range. But a program that
-//! has the file mapped may bring one back before the bytes are stored, and change others in it: when the kernel then
-//! writes that page out, it has old bytes where new ones are stored. Guarantees: what the kernel writes out takes
-//! nothing back that is announced here, from before it is stored until all pages from before are dropped. Of a page
-//! only the rest is stored: who changes the same bytes at the same time is overtaken. Uses nothing.
+//! Before it sends such a write, the kernel writes out and drops the pages in its range. But a program that has the
+//! file mapped may bring one back before the bytes are stored, and change others in it: when the kernel then writes
+//! that page out, it has old bytes where new ones are stored. Guarantees: what the kernel writes out takes nothing back
+//! that is announced here, from before it is stored until all pages from before are dropped. Of a page only the rest is
+//! stored: who changes the same bytes at the same time is overtaken.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 

@@ -1,12 +1,12 @@
 //! Policies for snapshots, carried out while the file system is mounted.
 //!
 //! One thread looks at all policies: when one is set or changed, when something was synced in a directory whose policy
-//! asks for that, when the time that the last look told has come, and every [`LOOK`] whatever happens, since clocks
-//! are set and directories roll back. Where one demands free space it looks every [`LOOK_AT_SPACE`]. A snapshot is
-//! made as by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread, nor
-//! it for who keeps a directory locked ([`Unsettled`](crate::unsettled::Unsettled)). A policy that fails is tried again
-//! after [`LOOK`], and the log says why. While the kernel has the mount read-only, which it does not tell the server,
-//! nothing is done.
+//! asks for that, when the time that the last look told has come, and every [`LOOK`] whatever happens, since clocks are
+//! set and directories roll back. Where one demands free space it looks every [`LOOK_AT_SPACE`]. A snapshot is made as
+//! by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread, nor it for
+//! who keeps a directory locked ([`PendingReports`](crate::pending_reports::PendingReports)). A policy that fails is
+//! tried again after [`LOOK`], and the log says why. While the kernel has the mount read-only, which it does not tell
+//! the server, nothing is done.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,6 @@ use crate::{
     automatic::{NextRound, Synced},
     coherence::MountState,
     diffs, mountinfo,
-    transport::Outcome,
 };
 
 /// Longest time between two looks at the policies.
@@ -59,22 +58,14 @@ struct Policies {
 }
 
 impl MountState {
-    /// Makes a file durable, and has the policies know.
-    pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> Outcome<()> {
-        self.refused.may_sync(ino)?;
-        self.fs.fsync(ino, datasync)?;
-        self.automatic.synced(ino);
-        Ok(())
-    }
-
-    /// Does soon what [`MountState::settle`] does, and waits for nothing.
-    fn settle_soon(self: &Arc<Self>, report: &CloneReport) {
+    /// Does soon what [`MountState::drop_stale`] does, and waits for nothing.
+    fn drop_stale_soon(self: &Arc<Self>, report: &CloneReport) {
         let dir = report.entries.first().map_or(pando_fs::ROOT, |(dir, _)| *dir);
         let owner = self.fs.getattr(dir).map_or(u32::MAX, |attr| attr.uid);
         let shared = self.clone();
-        self.unsettled.give((dir, owner), report.clone(), move || {
-            while let Some(report) = shared.unsettled.next(dir) {
-                shared.settle(&report);
+        self.pending_reports.give((dir, owner), report.clone(), move || {
+            while let Some(report) = shared.pending_reports.next(dir) {
+                shared.drop_stale(&report);
             }
         });
     }
@@ -90,7 +81,8 @@ impl MountState {
             shared.upgrade().map_or(idle, |shared| {
                 let mut next = policies.round(&shared, &synced);
                 // The same thread ends what is told to nobody any more.
-                next.after = next.after.into_iter().chain(shared.diffs.end_idle(diffs::IDLE)).min();
+                next.after =
+                    next.after.into_iter().chain(shared.diffs.end_idle(diffs::ABANDONED_AFTER)).min();
                 next
             })
         });
@@ -186,7 +178,7 @@ fn carry_out(shared: &Arc<MountState>, info: PolicyInfo, synced: bool) -> Known 
         &info,
         (Time::now(), synced),
         &mut |source| shared.write_out_below(source),
-        &mut |report| shared.settle_soon(report),
+        &mut |report| shared.drop_stale_soon(report),
     );
     let path = info.path.display();
     let (next, synced) = match done {

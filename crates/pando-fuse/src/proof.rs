@@ -18,9 +18,8 @@
 //! The attempts reach the server only if the kernel allows them, and all but lookups are refused: `ECANCELED` says
 //! that what was shown is noted. No entry has such a name, ever.
 //!
-//! Guarantees: a token is known to nobody but who fetched it, good for one
-//! request of the same user and process, and for ten seconds; a caller keeps few of them, so the memory
-//! is bounded. Uses neither the file system nor the kernel.
+//! Guarantees: a token is known to nobody but who fetched it, good for one request of the same user and process, and
+//! for ten seconds; a caller keeps few of them, so the memory is bounded.
 
 use std::{
     collections::HashMap,
@@ -39,9 +38,9 @@ use crate::{
 /// How long a token is good for.
 const LIFETIME: Duration = Duration::from_secs(10);
 /// Tokens of one user at a time, a count; a further one ends the oldest.
-const TOKENS_OF_USER: usize = 64;
+const MAX_TOKENS_OF_USER: usize = 64;
 /// Tokens of all users at a time, a count; a further one ends the oldest of the user who has most.
-const TOKENS: usize = 4096;
+const MAX_TOKENS: usize = 4096;
 
 /// What was shown is noted; the attempt that showed it is refused.
 pub const NOTED: i32 = libc::ECANCELED;
@@ -171,9 +170,9 @@ impl Proofs {
         let mut tokens = self.tokens.lock();
         tokens.retain(|_, s| now.duration_since(s.born) < LIFETIME);
         let of_user = |uid: u32| tokens.iter().filter(move |(_, s)| s.uid == uid);
-        let goes = if of_user(c.uid).count() >= TOKENS_OF_USER {
+        let goes = if of_user(c.uid).count() >= MAX_TOKENS_OF_USER {
             Some(c.uid)
-        } else if tokens.len() >= TOKENS {
+        } else if tokens.len() >= MAX_TOKENS {
             // Nobody is refused for what others have. Who has most loses one.
             let mut counts = HashMap::new();
             tokens.values().for_each(|s| *counts.entry(s.uid).or_insert(0) += 1);
@@ -372,19 +371,19 @@ mod tests {
         let other = Context { uid: 11, ..ME };
         let theirs = proofs.issue(&other, 5, 1, true).unwrap();
         let first = proofs.issue(&ME, 5, 1, true).unwrap();
-        for _ in 0..TOKENS_OF_USER {
+        for _ in 0..MAX_TOKENS_OF_USER {
             proofs.issue(&ME, 5, 1, true).unwrap();
         }
         assert!(proofs.take(&ME, &first).is_none());
         assert!(proofs.take(&other, &theirs).is_some());
-        assert_eq!(proofs.tokens.lock().len(), TOKENS_OF_USER);
+        assert_eq!(proofs.tokens.lock().len(), MAX_TOKENS_OF_USER);
         // One with many user numbers keeps nobody out, and takes no token of those who have few.
         let mine = proofs.issue(&other, 5, 1, true).unwrap();
         for uid in 100..300 {
             let c = Context { uid, ..ME };
-            (0..TOKENS_OF_USER).for_each(|_| _ = proofs.issue(&c, 5, 1, true).unwrap());
+            (0..MAX_TOKENS_OF_USER).for_each(|_| _ = proofs.issue(&c, 5, 1, true).unwrap());
         }
-        assert_eq!(proofs.tokens.lock().len(), TOKENS);
+        assert_eq!(proofs.tokens.lock().len(), MAX_TOKENS);
         assert!(proofs.take(&other, &mine).is_some());
     }
 }

@@ -1,6 +1,6 @@
 //! What is asked about quotas, and what is answered, as bytes.
 //!
-//! An answer is text, a line for each quota. Uses the vocabulary of `pando_fs` and how `asked` writes names.
+//! An answer is text, a line for each quota.
 
 use std::{
     ffi::OsString,

@@ -8,8 +8,8 @@
 //! a request for what it is ([`OwnThreads`](crate::own_threads)): it sets only what was to be set.
 //!
 //! Guarantees that nobody sees an attribute from before once the call has returned. An answer to a lookup that was
-//! given before the change and is not with the kernel yet is waited for, for [`PATIENCE`] at most. A program can keep
-//! the kernel's lock on an inode, as by a write from memory that does not come: of such a file the times that the
+//! given before the change and is not with the kernel yet is waited for, for [`TAKEN_PATIENCE`] at most. A program can
+//! keep the kernel's lock on an inode, as by a write from memory that does not come: of such a file the times that the
 //! kernel owns may stay old, and the call returns all the same.
 
 use std::{
@@ -33,14 +33,14 @@ use crate::{
     transport::{Context, Errno, Outcome},
 };
 
-/// How long answers are waited for that the kernel has not taken in yet.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the server waits for answers that the kernel has not taken in yet.
+const TAKEN_PATIENCE: Duration = Duration::from_secs(1);
 /// How long between looks whether it has.
-const PAUSE: Duration = Duration::from_millis(1);
-/// How long whoever keeps an inode locked is waited for.
-const PATIENCE_FOR_LOCKS: Duration = Duration::from_secs(2);
+const TAKEN_POLL: Duration = Duration::from_millis(1);
+/// How long the server waits for an inode that is locked.
+const INODE_LOCK_PATIENCE: Duration = Duration::from_secs(2);
 /// Threads that one change has the kernel take attributes by, if those before wait, a count.
-const MAX_TAKERS: usize = 4;
+const MAX_TAKER_THREADS: usize = 4;
 /// And all changes together: beyond them none is begun.
 const MAX_OWN_THREADS: usize = 32;
 
@@ -100,7 +100,7 @@ impl Taking {
         self.moved.notify_one();
     }
 
-    /// Waits until all are taken, or a thread could not begin; false if none was taken for [`PATIENCE_FOR_LOCKS`].
+    /// Waits until all are taken, or a thread could not begin; false if none was taken for [`INODE_LOCK_PATIENCE`].
     fn wait(&self) -> bool {
         let mut state = self.state.lock();
         loop {
@@ -108,7 +108,7 @@ impl Taking {
                 return true;
             }
             let before = state.taken;
-            let late = self.moved.wait_for(&mut state, PATIENCE_FOR_LOCKS).timed_out();
+            let late = self.moved.wait_for(&mut state, INODE_LOCK_PATIENCE).timed_out();
             if late && state.taken == before {
                 return false;
             }
@@ -162,11 +162,11 @@ impl MountState {
             }),
             moved: Condvar::new(),
             mtime: report.times.1,
-            until: Instant::now() + PATIENCE,
+            until: Instant::now() + TAKEN_PATIENCE,
             late: Arc::default(),
         });
         let mut takers = Vec::new();
-        for _ in 0..MAX_TAKERS {
+        for _ in 0..MAX_TAKER_THREADS {
             if self.own_threads.count() >= MAX_OWN_THREADS {
                 break;
             }
@@ -218,7 +218,7 @@ impl MountState {
                 // It has been forgotten; or the answer that tells of it is on its way.
                 Err(_) if self.fs.is_known(ino) && Instant::now() < taking.until => {
                     taking.again((ino, kind));
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(TAKEN_POLL);
                     continue;
                 }
                 Err(_) => Ok(()),
@@ -241,7 +241,7 @@ impl MountState {
         if times.mtime.is_some() {
             // With its access time, so that it is no time that the kernel tells by the way.
             let mut whole = change;
-            self.settle_time(c, ino, &mut whole)?;
+            self.filter_time(c, ino, &mut whole)?;
             times.mtime = whole.mtime;
         }
         Ok(self.fs.setattr(&Caller::root(), ino, &times)?)

@@ -1,14 +1,15 @@
 //! Pages that the kernel has written out and the server has refused, mostly for lack of room: they are tried again.
 //!
-//! The kernel tells the program that waits for such a page of the error, once, and takes the page for clean: readers
-//! see what is stored nowhere, and the next sync finds nothing to do. A database that reads its log in this state
-//! goes on behind records that are lost with the mount. So what was refused is noted here. Guarantees: while
-//! something of a file is noted, no sync of it succeeds; what is noted is stored as soon as there is room for it,
-//! with what the page cache has at that time, unless the file was changed there meanwhile. The kernel may drop a page
-//! that it takes for clean. If it then asks for it, what was in it is gone: that is noted too, and never tried again
-//! with the bytes that the server itself has given. It stays noted until nobody has the file open, as the kernel
-//! writes whole pages, of which a program may have changed a byte. Notes are bounded; a file with more of them than
-//! there is room for cannot be synced until the kernel forgets it. `writes` does what is noted here.
+//! The kernel reports the error once, to the program that waits for such a page, and marks the page clean: readers see
+//! bytes that are stored nowhere, and the next sync finds nothing to do. A database that reads its log in this state
+//! continues behind records that are lost with the mount. So the ranges of refused pages are noted here. Guarantees:
+//! while a range of a file is noted, no sync of the file succeeds; a noted range is stored as soon as there is room for
+//! it, with the bytes that the page cache has at that time, unless the file was changed there meanwhile. The kernel may
+//! drop a page that it takes for clean. If it reads that page later, its bytes are lost: such a range is noted as lost,
+//! and is not tried again with the bytes that the server itself has given. It stays noted until no program has the file
+//! open, because the kernel writes whole pages, of which a program may have changed one byte only. The number of noted
+//! ranges is bounded; a file with more of them cannot be synced until the kernel forgets it. `writes` stores what is
+//! noted here.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -33,9 +34,9 @@ use crate::{
 /// How long between tries.
 const PERIOD: Duration = Duration::from_millis(500);
 /// Most bytes that are tried at once: those of a request.
-const PIECE_BYTES: u64 = 1 << 20;
+const RETRY_BYTES: u64 = 1 << 20;
 /// Files that are refused again in one round before it ends, a count.
-const MAX_REFUSALS: usize = 8;
+const MAX_REFUSED_FILES: usize = 8;
 /// Most ranges that are noted for all files, a count.
 const MAX_RANGES: usize = 1 << 16;
 
@@ -48,13 +49,13 @@ impl Ranges {
         self.0.is_empty()
     }
 
-    /// Those that have something of `range`, last first.
+    /// The ranges that overlap `range`, last first.
     fn meeting(&self, range: &Range<u64>) -> Vec<Range<u64>> {
         let behind = self.0.range(..range.end).rev().take_while(|(_, end)| **end > range.start);
         behind.map(|(start, end)| *start..*end).filter(|_| !range.is_empty()).collect()
     }
 
-    /// Whether all of `range` is in them.
+    /// Whether they contain all of `range`.
     fn have(&self, range: &Range<u64>) -> bool {
         matches!(&self.meeting(range)[..], [one] if one.start <= range.start && range.end <= one.end)
     }
@@ -84,22 +85,22 @@ impl Ranges {
 
     fn first(&self) -> Option<Range<u64>> {
         let (start, end) = self.0.first_key_value()?;
-        Some(*start..*end.min(&(start + PIECE_BYTES)))
+        Some(*start..*end.min(&(start + RETRY_BYTES)))
     }
 }
 
 /// What was refused of a file.
 #[derive(Debug)]
 struct RefusedFile {
-    /// What the kernel may still have.
+    /// Ranges whose pages the kernel may still have.
     kept: Ranges,
-    /// What it has dropped.
+    /// Ranges whose pages it has dropped.
     gone: Ranges,
-    /// Counts what has changed the file since the first was noted.
+    /// Counts changes of the file since the first range was noted.
     changes: u64,
-    /// Why, the last time.
+    /// The error of the last refusal.
     errno: i32,
-    /// There was no room to note more.
+    /// The bound was reached, so not all ranges are noted.
     lost: bool,
     /// Ranges of all files, a count.
     all: Arc<AtomicUsize>,
@@ -115,7 +116,7 @@ impl RefusedFile {
         self.gone.is_empty() && !self.waits()
     }
 
-    /// Whether something waits to be stored, as far as is known.
+    /// Whether a noted range waits to be stored.
     fn waits(&self) -> bool {
         !self.kept.is_empty() || self.lost
     }
@@ -124,7 +125,7 @@ impl RefusedFile {
         self.kept.0.len() + self.gone.0.len()
     }
 
-    /// Changes what is noted, and the count of ranges with it.
+    /// Changes the noted ranges, and their count.
     fn note(&mut self, change: impl FnOnce(&mut Self)) {
         let before = self.len();
         change(self);
@@ -134,7 +135,7 @@ impl RefusedFile {
         };
     }
 
-    /// What was noted of a range is of no matter any more.
+    /// Drops the notes of a range.
     fn remove(&mut self, range: &Range<u64>) {
         self.note(|file| {
             file.kept.remove(range);
@@ -152,7 +153,7 @@ impl RefusedFile {
         self.note(|file| file.kept.remove(range));
     }
 
-    /// The kernel has asked for a range, so it has nothing of it.
+    /// The kernel reads a range, so it has no pages of it.
     fn asked_for(&mut self, range: &Range<u64>) {
         for met in self.kept.meeting(range) {
             let part = met.start.max(range.start)..met.end.min(range.end);
@@ -170,7 +171,7 @@ impl RefusedFile {
     /// Why a sync fails, if it does.
     fn why(&self) -> Option<Errno> {
         match (self.gone.is_empty(), self.waits()) {
-            // Room would not bring it back.
+            // More room would not bring those bytes back.
             (false, _) => Some(Errno(libc::EIO)),
             (true, true) => Some(Errno(self.errno)),
             (true, false) => None,
@@ -186,7 +187,7 @@ impl Drop for RefusedFile {
 
 type NotedFile = Arc<Mutex<RefusedFile>>;
 
-/// The file, for a thread that reads requests: others may be at it, and wait for room.
+/// The lock of the file, for a thread that reads requests: a thread that holds it may be waiting for room.
 fn held(file: &NotedFile) -> MutexGuard<'_, RefusedFile> {
     waiting::take(|| file.try_lock(), || file.lock())
 }
@@ -195,15 +196,15 @@ fn held(file: &NotedFile) -> MutexGuard<'_, RefusedFile> {
 #[derive(Default)]
 pub(crate) struct Refused {
     files: Mutex<HashMap<u64, NotedFile>>,
-    /// How many files there are, to be looked at without a lock.
+    /// How many files there are, to be read without a lock.
     count: AtomicUsize,
     /// Ranges of all files, a count.
     ranges: Arc<AtomicUsize>,
-    /// Files of which something was refused since [`Refused::take_untold`].
+    /// Files with refused pages since the last [`Refused::take_untold`].
     untold: Mutex<HashSet<u64>>,
     thread: Mutex<Option<JoinHandle<()>>>,
     ended: AtomicBool,
-    turn: Mutex<()>,
+    sleeping: Mutex<()>,
     wake: Condvar,
 }
 
@@ -217,12 +218,12 @@ impl Refused {
         self.count.load(Ordering::Acquire) > 0
     }
 
-    /// How many files have something that is stored nowhere.
+    /// How many files have pages that are stored nowhere.
     pub(crate) fn count(&self) -> usize {
         self.unstored().len()
     }
 
-    /// The files that have something that is stored nowhere.
+    /// The files with pages that are stored nowhere.
     pub(crate) fn unstored(&self) -> Vec<u64> {
         if !self.any() {
             return Vec::new();
@@ -231,8 +232,8 @@ impl Refused {
         files.iter().filter(|(_, file)| !file.lock().is_empty()).map(|(ino, _)| *ino).collect()
     }
 
-    /// Does what changes a file, in turn with what is tried again; if it succeeds, all of `range` is what was meant.
-    /// Costs a load while nothing is refused.
+    /// Runs a change of a file while no range of the file is tried again; if the change succeeds, the notes of `range`
+    /// are dropped. Costs a load while nothing is refused.
     pub(crate) fn around<T>(&self, ino: u64, range: Range<u64>, work: impl FnOnce() -> T) -> T
     where
         T: Succeeds,
@@ -247,8 +248,8 @@ impl Refused {
         outcome
     }
 
-    /// The same for what stores at `offset`, of which as many bytes are what was meant as it gives; of pages of the
-    /// kernel's (`of_pages`) that is not known, where it had dropped them before.
+    /// The same for a write at `offset`: the notes of as many bytes are dropped as it has stored. Where it wrote pages
+    /// of the kernel (`of_pages`) that the kernel had dropped before, their notes stay.
     pub(crate) fn around_part<N, E>(
         &self,
         ino: u64,
@@ -270,15 +271,15 @@ impl Refused {
         outcome
     }
 
-    /// The kernel asks for pages: what it was refused in this range, it has no more.
+    /// The kernel reads pages: those in this range that were refused it has dropped.
     pub(crate) fn asked_for(&self, ino: u64, range: &Range<u64>) {
         if let Some(file) = self.of(ino) {
             held(&file).asked_for(range);
         }
     }
 
-    /// A file was closed: `is_open` says whether somebody still has it open. If not, nobody builds on what is gone, and
-    /// whoever had it open was told at a sync or at its close.
+    /// A file was closed: `is_open` says whether another program still has it open. If none has, the notes of lost
+    /// ranges are dropped: each program that had the file open was told at a sync or at its close.
     pub(crate) fn closed(&self, ino: u64, is_open: impl FnOnce() -> bool) {
         let Some(file) = self.of(ino) else { return };
         let mut file = held(&file);
@@ -287,10 +288,10 @@ impl Refused {
         }
     }
 
-    /// The kernel may have forgotten a file, with all its pages: `is_known` says whether it has not.
+    /// The kernel may have forgotten a file, with all its pages: `is_known` says whether it still knows it.
     pub(crate) fn forgotten(&self, ino: u64, is_known: impl FnOnce() -> bool) {
         let Some(file) = self.of(ino) else { return };
-        // Held over the question, so that nothing is noted of one that comes to be known in between.
+        // Held while `is_known` runs, so that no range is noted of a file that the kernel looks up in between.
         let mut file = held(&file);
         if !is_known() {
             file.changes += 1;
@@ -298,19 +299,19 @@ impl Refused {
         }
     }
 
-    /// Why something of the file is stored nowhere, if it waits for that.
+    /// The error because of which a range of the file waits to be stored, if one does.
     pub(crate) fn why_it_waits(&self, ino: u64) -> Option<Errno> {
         let file = self.of(ino)?;
         let file = held(&file);
         file.waits().then_some(Errno(file.errno))
     }
 
-    /// Whether something of the file may wait to be stored. Waits for nobody.
+    /// Whether a range of the file may wait to be stored. Takes no lock that a slow call holds.
     pub(crate) fn may_wait(&self, ino: u64) -> bool {
         self.of(ino).is_some_and(|file| file.try_lock().is_none_or(|file| file.waits()))
     }
 
-    /// Error if something of the file is stored nowhere; then it is tried again soon.
+    /// Error if a range of the file is stored nowhere; that range is tried again soon.
     pub(crate) fn may_sync(&self, ino: u64) -> Outcome<()> {
         match self.of(ino).and_then(|file| held(&file).why()) {
             None => Ok(()),
@@ -343,13 +344,13 @@ impl Refused {
         file.lost |= !has_room;
     }
 
-    /// Files of which the kernel is to ask for the attributes before the next write, so that the writer can be told:
-    /// those of which something was refused since the last call.
+    /// Files with refused pages since the last call. The kernel has to ask for their attributes before the next write,
+    /// so that the writer is told.
     pub(crate) fn take_untold(&self) -> HashSet<u64> {
         std::mem::take(&mut *self.untold.lock())
     }
 
-    /// Tries all again, with what `read` gives for a range of a file and what `write` does with it.
+    /// Tries all noted ranges again: `read` gives the bytes of a range of a file, `write` stores them.
     pub(crate) fn round(
         &self,
         mut read: impl FnMut(u64, &Range<u64>) -> io::Result<Vec<u8>>,
@@ -367,7 +368,7 @@ impl Refused {
                 let data = match read(ino, &range) {
                     Ok(data) => data,
                     Err(e) => {
-                        // One that the kernel has forgotten, with all its pages.
+                        // The kernel has forgotten the file, with all its pages.
                         if e.raw_os_error() == Some(libc::ESTALE) {
                             file.lock().remove(&(0..u64::MAX));
                         }
@@ -391,13 +392,13 @@ impl Refused {
                     }
                 }
             }
-            if refusals == MAX_REFUSALS {
+            if refusals == MAX_REFUSED_FILES {
                 break;
             }
         }
     }
 
-    /// Drops files of which nothing is left that nobody is at; whether there are others.
+    /// Drops files without notes that no other thread works on; whether files are left.
     fn tidy(&self) -> bool {
         let mut files = self.files.lock();
         files.retain(|_, file| Arc::strong_count(file) > 1 || !file.lock().is_empty());
@@ -405,7 +406,7 @@ impl Refused {
         !files.is_empty()
     }
 
-    /// Starts the thread that tries again, unless there is one or the mount ends.
+    /// Starts the thread that tries ranges again, unless there is one or the mount ends.
     pub(crate) fn start(&self, work: impl FnOnce() + Send + 'static) {
         let mut thread = self.thread.lock();
         if self.ended.load(Ordering::Relaxed) || thread.as_ref().is_some_and(|t| !t.is_finished()) {
@@ -419,11 +420,11 @@ impl Refused {
 
     /// Waits until it is time to try again; false at the end.
     pub(crate) fn wait(&self) -> bool {
-        self.wake.wait_for(&mut self.turn.lock(), PERIOD);
+        self.wake.wait_for(&mut self.sleeping.lock(), PERIOD);
         !self.ended.load(Ordering::Relaxed)
     }
 
-    /// Whether the thread may end, as nothing is left. Whoever notes more from then on starts another one.
+    /// Whether the thread may end, because nothing is left. A range that is noted later starts another thread.
     pub(crate) fn is_done(&self) -> bool {
         let mut thread = self.thread.lock();
         let done = !self.tidy();
@@ -433,7 +434,7 @@ impl Refused {
         done
     }
 
-    /// Ends the thread, and waits for that as `ending` says.
+    /// Ends the thread, and waits for its end as `ending` says.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Relaxed);
         let thread = self.thread.lock().take();

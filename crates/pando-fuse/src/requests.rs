@@ -13,7 +13,7 @@ use std::{
 use pando_fs::{Authority, Caller, DiffOptions, FileKind, SnapshotInfo};
 
 use crate::{
-    asked::{self, Asked, MAX_TEXT},
+    asked::{self, Asked, MAX_TEXT_BYTES},
     caller::may_see_all,
     coherence::MountState,
     control::{self, ControlRequest, Response, Token},
@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Most snapshots that are looked at for one answer, a count.
-const MAX_LISTED: usize = 64;
+const MAX_LISTED_SNAPSHOTS: usize = 64;
 
 /// A request that is refused here: error number and message.
 struct Refusal(i32, String);
@@ -187,7 +187,7 @@ impl MountState {
         let piece = || {
             let unstored = begin()?;
             let none = || Refusal(LAPSED, "no difference is being told here; ask again".into());
-            let next = self.diffs.next(c.uid, on, control::PIECE_BYTES);
+            let next = self.diffs.next(c.uid, on, control::DIFF_PIECE_BYTES);
             Ok((next.ok_or_else(none)??, unstored))
         };
         match piece() {
@@ -278,7 +278,7 @@ impl MountState {
                 let (told, cache) =
                     self.fs.merge_unless(owner, shows.source, to.source, options, stop.flag())?;
                 drop(mounted);
-                self.settle(&cache);
+                self.drop_stale(&cache);
                 self.diffs.begin_bytes(c.uid, on, forked::report(&told).into())
             }
             ForkAsked::Info => {
@@ -425,7 +425,7 @@ impl MountState {
             None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace, exclude)?,
         };
         drop(mounted);
-        self.settle(&report);
+        self.drop_stale(&report);
         let message = if unstored > 0 { unstored.to_string() } else { String::new() };
         Ok(Response { value: begun.elapsed().as_micros() as u64, message, ..Response::default() })
     }
@@ -448,12 +448,12 @@ impl MountState {
         match asked {
             Asked::List(from) => {
                 let knows_path = shows.owns_source || self.is_root(c, shows);
-                for mut info in self.fs.snapshots_of(source, from, MAX_LISTED)? {
+                for mut info in self.fs.snapshots_of(source, from, MAX_LISTED_SNAPSHOTS)? {
                     if !knows_path {
                         info.source.clear(); // may lie behind what the caller can reach
                     }
                     let line = asked::line(&info);
-                    if answer.message.len() + line.len() > MAX_TEXT {
+                    if answer.message.len() + line.len() > MAX_TEXT_BYTES {
                         answer.value = info.number.into();
                         return Ok(answer);
                     }
@@ -468,7 +468,7 @@ impl MountState {
                 self.write_out_below(source);
                 answer.value = self.unstored_below(source);
                 let (info, report) = self.fs.snapshot(by, source, &new)?;
-                self.settle(&report);
+                self.drop_stale(&report);
                 answer.message = named(&[info]);
             }
             Asked::Take(new, token) => {
@@ -477,32 +477,32 @@ impl MountState {
                 let tree_rights = tree.about(0, OsStr::new(""));
                 let tree = (Authority::Verified(&tree_rights), tree.source);
                 let (info, report) = self.fs.snapshot_of_tree(by, source, tree, &new)?;
-                self.settle(&report);
+                self.drop_stale(&report);
                 answer.message = named(&[info]);
             }
             Asked::Delete(number) => {
                 let mounted = self.keep_mounted(c.pid);
                 let report = self.fs.delete_snapshot(by, source, number)?;
                 drop(mounted);
-                self.settle(&report);
+                self.drop_stale(&report);
             }
             Asked::Rename(number, name) => {
                 let mounted = self.keep_mounted(c.pid);
                 let report = self.fs.rename_snapshot(by, source, number, &name)?;
                 drop(mounted);
-                self.settle(&report);
+                self.drop_stale(&report);
             }
-            Asked::Keep(number, keep) => self.settle(&self.fs.keep_snapshot(by, source, number, keep)?),
+            Asked::Keep(number, keep) => self.drop_stale(&self.fs.keep_snapshot(by, source, number, keep)?),
             Asked::DeleteGone(number) => {
                 self.has_it_whole(shows)?;
                 let mounted = self.keep_mounted(c.pid);
                 let report = self.fs.delete_gone_snapshot(by, number)?;
                 drop(mounted);
-                self.settle(&report);
+                self.drop_stale(&report);
             }
             Asked::Adopt(number, top) => {
                 self.has_it_whole(&self.shown(c, &Token(top))?)?;
-                self.settle(&self.fs.adopt_snapshots(by, source, number)?);
+                self.drop_stale(&self.fs.adopt_snapshots(by, source, number)?);
             }
             Asked::Policy => {
                 let policy = self.fs.policy_of(source)?;
@@ -518,7 +518,7 @@ impl MountState {
                 let mounted = self.keep_mounted(c.pid);
                 let (report, before) = self.fs.rollback(by, source, number, discard)?;
                 drop(mounted);
-                self.settle(&report);
+                self.drop_stale(&report);
                 answer.message = named(before.as_slice());
             }
         }
@@ -536,7 +536,7 @@ impl MountState {
             false => self.fs.remove_verified(&rights, *dir, name)?,
         };
         drop(mounted);
-        self.settle(&report);
+        self.drop_stale(&report);
         done(report.micros)
     }
 }

@@ -99,7 +99,7 @@ impl Server {
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            let keep = shared.times.settle(ino) && !shared.refused.may_wait(ino);
+            let keep = shared.times.wait_until_known(ino) && !shared.refused.may_wait(ino);
             Ok(Found { attr: shared.fs.getattr(ino)?, keep })
         })
     }
@@ -176,7 +176,7 @@ impl Handler for Server {
         }
         let shared = self.shared.clone();
         Answer::later(move || {
-            let keep = shared.times.settle(found.ino) && !shared.refused.may_wait(found.ino);
+            let keep = shared.times.wait_until_known(found.ino) && !shared.refused.may_wait(found.ino);
             Ok(Some(Found { attr: shared.fs.getattr(found.ino).unwrap_or(found), keep }))
         })
     }
@@ -222,7 +222,7 @@ impl Handler for Server {
         let about_groups = change.gid.is_some() || change.mode.is_some_and(|m| m & 0o2000 != 0);
         let perm = self.fs().perm(ino).unwrap_or_default();
         let caller = if about_groups { caller_with_groups(c, perm) } else { changer(c, perm) };
-        self.shared.settle_time(c, ino, &mut change)?;
+        self.shared.filter_time(c, ino, &mut change)?;
         let set = || match self.fs().setattr(&caller, ino, &change) {
             Err(e) if e.errno() == libc::ENOSPC => match self.fs().getattr(ino)? {
                 now if is_told_by_the_way(&change, &now) => Ok(now),

@@ -2,14 +2,15 @@
 //!
 //! With the write-back cache the kernel owns the times of regular files: it takes none from an answer, and it sets none
 //! for a direct write of a file that the server opened so. For such a write the server sets the time as a program would
-//! (`inside`), from a thread of its own, when a request asks for the attributes ([`Times::settle`]). That request waits
-//! for it, but not longer than [`PATIENCE`]: the kernel may hold a lock on the inode until the request is answered.
-//! The thread does nothing unasked: it opens the mount for it, which makes an unmount at that moment fail as busy.
+//! (`inside`), from a thread of its own, when a request asks for the attributes ([`Times::wait_until_known`]). That
+//! request waits for it, but not longer than [`TIME_PATIENCE`]: the kernel may hold a lock on the inode until the
+//! request is answered. The thread does nothing unasked: it opens the mount for it, which makes an unmount at that
+//! moment fail as busy.
 //!
 //! A program can keep the kernel's lock on a file that it writes to for as long as it likes, and the thread waits for
-//! that. So after [`PATIENCE_FOR_LOCKS`] another one takes over, and the first ends when it is done. Of the files of a
+//! that. So after [`LOCK_PATIENCE`] another one takes over, and the first ends when it is done. Of the files of a
 //! user whose locks so many threads wait for, [`MAX_WAITING_FOR_USER`], no time is given until one of them is done;
-//! what there is of such threads together is [`MAX_WAITING`].
+//! what there is of such threads together is [`MAX_WAITING_IN_ALL`].
 //!
 //! Guarantees: a time that a program sets is never replaced by that of an earlier write, because the server lets the
 //! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). Uses neither
@@ -36,13 +37,13 @@ use crate::{
 };
 
 /// How long a question for attributes waits for the time to be given.
-const PATIENCE: Duration = Duration::from_millis(50);
+const TIME_PATIENCE: Duration = Duration::from_millis(50);
 /// How long a thread waits for a lock before another one takes over.
-const PATIENCE_FOR_LOCKS: Duration = Duration::from_millis(200);
+const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 /// Threads that may wait for locks on the files of one user, a count.
 const MAX_WAITING_FOR_USER: usize = 4;
 /// And on all files.
-const MAX_WAITING: usize = 32;
+const MAX_WAITING_IN_ALL: usize = 32;
 
 /// What gives the kernel the time that a file has now.
 type Give = Box<dyn Fn(&Apart, u64) -> io::Result<()> + Send + Sync>;
@@ -116,9 +117,12 @@ impl TimesState {
 
     /// Whether another thread is to take over from the one that gives times.
     fn wants_another(&self) -> bool {
-        let waits = |giving: &Giving| giving.since.elapsed() >= PATIENCE_FOR_LOCKS;
+        let waits = |giving: &Giving| giving.since.elapsed() >= LOCK_PATIENCE;
         let stuck = |giver: &Giver| giver.replaced || giver.giving.as_ref().is_some_and(waits);
-        !self.ended && !self.starting && self.givers.len() <= MAX_WAITING && self.givers.iter().all(stuck)
+        !self.ended
+            && !self.starting
+            && self.givers.len() <= MAX_WAITING_IN_ALL
+            && self.givers.iter().all(stuck)
     }
 
     /// Whether so many threads wait for locks on files of this one's owner that no other one is to begin.
@@ -222,7 +226,7 @@ impl Times {
         }
     }
 
-    /// Whether the kernel lacks the time of `ino`, so that [`Times::settle`] may wait.
+    /// Whether the kernel lacks the time of `ino`, so that [`Times::wait_until_known`] may wait.
     pub(crate) fn is_stale(&self, ino: u64) -> bool {
         self.any.load(Ordering::Acquire) && self.state.lock().stale.contains_key(&ino)
     }
@@ -236,10 +240,10 @@ impl Times {
         }
     }
 
-    /// Waits until the kernel has the time of `ino`, for [`PATIENCE`] at most; whether it has. If not, it must not keep
-    /// the attributes that it gets: nobody would ask for the time again.
-    pub(crate) fn settle(self: &Arc<Self>, ino: u64) -> bool {
-        let (mut state, until) = (self.state.lock(), Instant::now() + PATIENCE);
+    /// Waits until the kernel has the time of `ino`, for [`TIME_PATIENCE`] at most; whether it has. If not, it must not
+    /// keep the attributes that it gets: nobody would ask for the time again.
+    pub(crate) fn wait_until_known(self: &Arc<Self>, ino: u64) -> bool {
+        let (mut state, until) = (self.state.lock(), Instant::now() + TIME_PATIENCE);
         while let Some(stale) = state.stale.get_mut(&ino)
             && Instant::now() < until
         {

@@ -1,8 +1,8 @@
-//! Writes, and pages that the kernel has written out and that did not fit.
+//! Writes, and pages that the kernel has written out and for which there was no room.
 //!
-//! Guarantees what `refused` does; a page that is tried again is read through the page cache, by the server's own way
-//! into the mount, and what the page cache then asks the server for is lost. A server without that has the kernel drop
-//! such pages, so readers see what is stored.
+//! Guarantees what `refused` does. A page that is tried again is read from the page cache, by the server's own access
+//! to its mount (`inside`); where the page cache then asks the server for the page, the page was dropped and is lost. A
+//! server without that access has the kernel drop refused pages, so that readers see what is stored.
 
 use std::{
     ops::Range,
@@ -19,10 +19,18 @@ use crate::{
     transport::{Answer, Context, Errno, Outcome, Write},
 };
 
-/// How long a page is waited for that somebody has locked.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the server waits for a page that is locked.
+const LOCKED_PAGE_PATIENCE: Duration = Duration::from_secs(2);
 
 impl MountState {
+    /// Makes a file durable, and lets the policies for snapshots know.
+    pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> Outcome<()> {
+        self.refused.may_sync(ino)?;
+        self.fs.fsync(ino, datasync)?;
+        self.automatic.synced(ino);
+        Ok(())
+    }
+
     /// The answer to a write of a program, or to one of pages by the kernel.
     pub(crate) fn answer_write(self: &Arc<Self>, c: &Context, w: &Write<'_>) -> Answer<u32> {
         let (ino, offset, len) = (w.ino, w.offset, w.data.len() as u64);
@@ -44,7 +52,7 @@ impl MountState {
                 self.times.wrote(ino, time_before);
             }
         }
-        // Of what the server changes itself the kernel takes back size and times, not the mode.
+        // After a change by the server the kernel updates size and times by itself, but not the mode.
         let mode_changed = self.set_id_bits(ino) != before;
         let pages_stale = !w.writeback && self.caches.wrote(ino, w.direct, offset, len) && len > 0;
         // Only for writes that bypass the page cache: after others the kernel sends an fsync.
@@ -61,7 +69,7 @@ impl MountState {
         }
         Answer::later(move || {
             let stored = outcome.map_or(0, u64::from);
-            // What is not stored stays in the pages.
+            // Bytes that were not stored stay in the pages.
             if stored > 0 && (pages_stale || announced.is_some()) {
                 shared.tell(|n| n.forget_pages(ino, offset, stored));
             }
@@ -81,15 +89,15 @@ impl MountState {
         })
     }
 
-    /// Writes past the page cache; if the kernel may hold pages of the file for somebody, what is written is announced
-    /// until those from before are dropped.
+    /// Writes past the page cache. If the kernel may hold pages of the file, the range is announced until the old pages
+    /// are dropped.
     fn write_past_pages(self: &Arc<Self>, w: &Write<'_>) -> (Outcome<u32>, Option<Announcement>) {
         let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
         let announce = || self.past_pages.announce(w.ino, range.clone());
         let (cached, opened) = self.caches.cached(w.ino, &range);
         let announced = cached.then(announce);
         let outcome = self.write_data(w);
-        // Somebody may have opened it meanwhile, and a page from before may have been written out already.
+        // The file may have been opened meanwhile, and an old page may have been written out already.
         let again = announced.is_none() && outcome.is_ok() && self.caches.cached(w.ino, &range).1 != opened;
         match again.then(announce) {
             Some(announced) => (self.write_data(w), Some(announced)),
@@ -97,9 +105,9 @@ impl MountState {
         }
     }
 
-    /// Behind an announcement for a write at `offset` of which bytes of pages were left out: the first `stored` are
-    /// stored by the write. Pages that were changed there meanwhile are dropped, so that readers see what is stored.
-    /// What the write did not store is tried again from its pages.
+    /// After an announced write at `offset`, during which pages in the ranges `left_out` were not stored. The write has
+    /// stored its first `stored` bytes: pages there are dropped, so that readers see what is stored. The rest is tried
+    /// again from its pages.
     fn nothing_left_out(
         self: &Arc<Self>,
         ino: u64,
@@ -119,8 +127,8 @@ impl MountState {
         }
     }
 
-    /// The kernel asks for pages of a file, so it has none of what it was refused there. (Where the server has no way
-    /// into its mount, it drops them itself.)
+    /// The kernel reads pages of a file, so it has dropped those of them that were refused. (Without access to its
+    /// mount the server has them dropped itself.)
     pub(crate) fn pages_asked_for(&self, ino: u64, offset: u64, size: u32) {
         if self.refused.any() && self.way_in.get().is_some() {
             self.refused.asked_for(ino, &(offset..offset.saturating_add(size.into())));
@@ -162,8 +170,8 @@ impl MountState {
         // The handle of a mapping's page is a guess of the kernel.
         let handle = FileHandle(if w.writeback { 0 } else { w.handle });
         match w.writeback || w.flags & libc::O_DIRECT != 0 {
-            // Of a part that is written the kernel makes EIO, and what stopped the rest is not heard of. Of pages it
-            // takes a part for all.
+            // For a partial write of pages the kernel reports EIO, and not the error that stopped the rest; for pages
+            // it takes a part for all.
             true => Ok(self.fs.write_whole(handle, w.ino, w.offset, w.data)?),
             false => Ok(self.fs.write(handle, w.ino, w.offset, w.data, false)?),
         }
@@ -174,7 +182,7 @@ impl MountState {
         self.fs.write_pages(ino, offset, data).map_err(|e| Errno(of_pages(Errno::from(e).0)))
     }
 
-    /// Notes that a page of the kernel's was refused, and sees that it is tried again.
+    /// Notes that a page of the kernel's was refused, and has it tried again.
     fn refuse(self: &Arc<Self>, ino: u64, range: &Range<u64>, errno: i32) {
         self.refused.note(ino, range, errno);
         let shared = self.clone();
@@ -183,8 +191,8 @@ impl MountState {
 
     fn try_again(&self) {
         let mut read = |ino, range: &Range<u64>| match self.way_in.get() {
-            Some(inside) => inside.read_apart(ino, range, PATIENCE),
-            // Then what readers see is at least what there is.
+            Some(inside) => inside.read_apart(ino, range, LOCKED_PAGE_PATIENCE),
+            // So readers see at least what is stored.
             None => {
                 self.tell(|n| n.forget_pages(ino, range.start, range.end - range.start));
                 Ok(Vec::new())

@@ -2,7 +2,7 @@
 //!
 //! A whole tree in a mount is changed by one request if the daemon can do that for this caller, in an image by one
 //! call; everything else file by file, with the caller's own rights, as coreutils do. Files are held by descriptors
-//! that do not follow links, so nothing outside of the tree is reached by a name that is swapped. Uses `offline`.
+//! that do not follow links, so nothing outside of the tree is reached by a name that is swapped.
 
 use std::{
     ffi::{CStr, OsStr},

@@ -16,7 +16,7 @@ use std::{
 };
 
 /// How long a daemon that has let go of the image may take to end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The directory of a user's files.
 fn directory(uid: u32) -> PathBuf {
@@ -130,7 +130,7 @@ pub fn result(image: &Path, uid: u32, before: Option<&Word>) -> Result<(), Strin
     let Some((pid, _)) = before else { return Ok(()) };
     let begin = Instant::now();
     loop {
-        let ended = has_ended(*pid) || begin.elapsed() > PATIENCE;
+        let ended = has_ended(*pid) || begin.elapsed() > ENDING_PATIENCE;
         // Looked at after that: what it said last is what counts.
         match word(image, uid).filter(|(now, _)| now == pid) {
             None => return Ok(()),

@@ -27,7 +27,7 @@ pub const CONFLICTS: u8 = 7;
 pub const NOT_KEPT: u8 = 8;
 
 /// The list for `--help`.
-pub const HELP: &str = "Exit codes:
+pub const EXIT_CODES_HELP: &str = "Exit codes:
   0  done
   1  failed; the message says why (if that begins with 'write error', all is
      done but that its output could not be written; that nobody reads any more

@@ -3,7 +3,6 @@
 //! The daemon starts this program under the name [`NAME`], with the file that cuts the connection as standard input.
 //! The guard has the kernel send it a signal when the thread ends that has started it, which does nothing else, and
 //! then cuts. All other signals that end a daemon it leaves to the daemon. Guarantees that it ends with the daemon.
-//! Uses nothing of the program.
 
 use std::{
     ffi::{CStr, OsStr, OsString},

@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// How long a command waits for a daemon that is closing the image.
-const PATIENCE: Duration = Duration::from_secs(60);
+const CLOSING_PATIENCE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(20);
 /// After so long, and then so often, it looks whether another mount namespace keeps the image open.
 const LOOK_ELSEWHERE: Duration = Duration::from_secs(1);
@@ -135,7 +135,7 @@ pub fn once_closed<T>(
         if let Some(why) = elsewhere.look(|m| m.source == image)? {
             return Err(Coded(exit::BUSY, format!("{}: {why}", image.display())).into());
         }
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > CLOSING_PATIENCE {
             let text = format!(
                 "{}: is in use by another process and not mounted here; \
                  wait until that ends (fuser {0} names it)",
@@ -231,7 +231,7 @@ pub fn wait_until_closed(image: &Path, mounted: &str) -> Result<()> {
         if let Some(why) = elsewhere.look(|m| m.device == mounted && m.source == image)? {
             return Err(Coded(exit::BUSY, format!("{}: unmounted, but {why}", image.display())).into());
         }
-        if begin.elapsed() > PATIENCE {
+        if begin.elapsed() > CLOSING_PATIENCE {
             return Err(anyhow!("{}: unmounted, but its daemon has not closed it", image.display()));
         }
         thread::sleep(POLL);

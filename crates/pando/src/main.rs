@@ -38,7 +38,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// A file system that clones any file or directory tree for the price of a small write.
 #[derive(Parser)]
-#[command(name = "pando", version, after_help = exit::HELP, max_term_width = 100)]
+#[command(name = "pando", version, after_help = exit::EXIT_CODES_HELP, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -143,7 +143,7 @@ fn main() -> ExitCode {
             &args,
             cmd::install::Parts {
                 program: program(),
-                helpers: helper::NAMES.iter().map(|(name, _)| *name).collect(),
+                helpers: helper::LINK_NAMES.iter().map(|(name, _)| *name).collect(),
                 helper_pages: helper::pages().into_iter().map(help::flowing).collect(),
             },
         ),

@@ -1,7 +1,7 @@
 //! How much memory there is for this process: of the machine, and of the control groups that it is in.
 //!
 //! A daemon in a container that takes the machine's memory for its own is killed by the kernel. Reads `/proc` and
-//! `/sys/fs/cgroup` (versions 1 and 2); what cannot be read limits nothing. Uses nothing.
+//! `/sys/fs/cgroup` (versions 1 and 2); what cannot be read limits nothing.
 
 use std::path::{Path, PathBuf};
 

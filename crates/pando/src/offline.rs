@@ -1,7 +1,7 @@
 //! Work on an image that is not mounted, by `IMAGE:/PATH`.
 //!
 //! Whoever may write to the image may do anything in it, as root could in the mount. Each piece of work opens the
-//! image, which takes its lock, and closes it, so what was done is durable. Uses `image`.
+//! image, which takes its lock, and closes it, so what was done is durable.
 
 use std::{
     ffi::{OsStr, OsString},

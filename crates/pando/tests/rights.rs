@@ -18,7 +18,7 @@ use crate::common::{Bench, has, text};
 use pando_fuse::{
     asked::Asked,
     client::{self, ControlError},
-    control::{ControlRequest, SIZE, Token, command},
+    control::{CONTROL_BYTES, ControlRequest, Token, command},
     quotas::QuotaAsked,
     tool::{self, EntryPath},
 };
@@ -97,7 +97,12 @@ fn tell<T, E: std::fmt::Display>(name: &str, result: Result<T, E>, errno: impl F
 }
 
 /// A request of the first version, which named directories by number and nothing else.
-fn by_number(magic: &[u8], flags: u32, names: &[(u64, &str)], number: Option<u64>) -> Box<[u8; SIZE]> {
+fn by_number(
+    magic: &[u8],
+    flags: u32,
+    names: &[(u64, &str)],
+    number: Option<u64>,
+) -> Box<[u8; CONTROL_BYTES]> {
     let mut bytes = magic.to_vec();
     bytes.extend_from_slice(&flags.to_le_bytes());
     bytes.extend_from_slice(&[0; 4]);
@@ -107,7 +112,7 @@ fn by_number(magic: &[u8], flags: u32, names: &[(u64, &str)], number: Option<u64
         bytes.extend_from_slice(name.as_bytes());
     }
     bytes.extend_from_slice(&number.unwrap_or(0).to_le_bytes());
-    bytes.resize(SIZE, 0);
+    bytes.resize(CONTROL_BYTES, 0);
     let bytes: Box<[u8]> = bytes.into();
     bytes.try_into().unwrap()
 }

@@ -1,7 +1,7 @@
 //! Blocks that files must have, and what differs between two snapshots.
 //!
 //! A file without holes has all blocks of its size, one with holes those before the first hole: `st_blocks`, accounts
-//! and searches for holes rest on that. Uses keys and records.
+//! and searches for holes rest on that.
 
 use std::ops::Range;
 

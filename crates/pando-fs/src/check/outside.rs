@@ -1,4 +1,4 @@
-//! Extended attributes that have keys of their own, compared with the record that counts them. Uses keys and records.
+//! Extended attributes that have keys of their own, compared with the record that counts them.
 
 use bytes::Bytes;
 use pando_db::Snapshot;
@@ -14,7 +14,8 @@ use crate::{
 pub(super) fn unlike_attrs(view: &Snapshot, meta: &[u8], record: &Record) -> Result<Option<&'static str>> {
     let data = path::data_of(meta);
     let (mut count, mut bytes) = (0u32, 0u32);
-    let mut pairs = view.range(&path::block(&data, path::ATTRS), Some(&path::block(&data, path::ATTRS_END)));
+    let mut pairs =
+        view.range(&path::block(&data, path::ATTRS_BEGIN), Some(&path::block(&data, path::ATTRS_END)));
     while let Some((key, value)) = pairs.next_ref()? {
         let Ok(bucket) = Bucket::decode(&Bytes::copy_from_slice(value)) else {
             return Ok(Some("impossible extended attributes"));

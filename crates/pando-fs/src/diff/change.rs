@@ -1,4 +1,4 @@
-//! The words for differences of files. Uses types and keys.
+//! The words for differences of files.
 
 use std::ffi::OsString;
 

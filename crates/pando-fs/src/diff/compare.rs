@@ -1,7 +1,7 @@
 //! Two entries compared: what of their records, their content and their extended attributes differs.
 //!
 //! Guarantees that content is equal outside of the ranges given, whatever the blocks it is stored in. Reads the blocks
-//! that differ and no others. Uses sides, records and attributes.
+//! that differ and no others.
 
 use std::ffi::OsString;
 
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Most ranges of one file, a count; the last then covers what follows.
-const MAX_RANGES: usize = 1 << 12;
+const MAX_DIFF_RANGES: usize = 1 << 12;
 
 /// In what two entries differ.
 #[derive(Default)]
@@ -55,7 +55,7 @@ impl Compared {
     }
 
     fn add_range(&mut self, from: u64, to: u64) {
-        let full = self.ranges.len() >= MAX_RANGES;
+        let full = self.ranges.len() >= MAX_DIFF_RANGES;
         match self.ranges.last_mut() {
             Some(last) if last.1 == from || full => last.1 = to,
             _ => self.ranges.push((from, to)),
@@ -205,8 +205,8 @@ mod tests {
         assert_eq!(differing(b"", b"\0\0x"), Some((2, 3)));
         assert_eq!(differing(b"abcd", b"ab"), Some((2, 4)));
         let mut found = Compared::default();
-        (0..2 * MAX_RANGES as u64).for_each(|i| found.add_range(i * 10, i * 10 + 5));
-        assert_eq!(found.ranges.len(), MAX_RANGES);
-        assert_eq!(found.ranges.last().map(|r| r.1), Some((2 * MAX_RANGES as u64 - 1) * 10 + 5));
+        (0..2 * MAX_DIFF_RANGES as u64).for_each(|i| found.add_range(i * 10, i * 10 + 5));
+        assert_eq!(found.ranges.len(), MAX_DIFF_RANGES);
+        assert_eq!(found.ranges.last().map(|r| r.1), Some((2 * MAX_DIFF_RANGES as u64 - 1) * 10 + 5));
     }
 }

@@ -1,7 +1,7 @@
 //! Files with several names that differ, found by their numbers: their names say the same on both sides.
 //!
 //! The files of a lineage lie together, so those that differ are found in proportion; their names are then looked for
-//! in the index of names below the directory in question, for some thousand files at a time. Uses sides and streams.
+//! in the index of names below the directory in question, for some thousand files at a time.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::{
     diff::{
         side::{DirPair, Side, go_on},
-        stream::Ahead,
+        stream::{Ahead, NUMBER_BYTES},
     },
     error::Result,
     path,
@@ -18,9 +18,7 @@ use crate::{
 };
 
 /// Numbers of files that are looked for at once, a count.
-const FILES: usize = 1 << 12;
-/// Bytes of the number of a file at the beginning of a key.
-const NUMBER_BYTES: usize = 8;
+const FILES_AT_ONCE: usize = 1 << 12;
 
 /// The linked files that differ between two lineages, and their names below a pair of directories.
 pub(crate) struct LinkScan {
@@ -74,7 +72,7 @@ impl LinkScan {
         loop {
             if self.at.is_none() {
                 self.wanted.clear();
-                while self.wanted.len() < FILES
+                while self.wanted.len() < FILES_AT_ONCE
                     && let Some(id) = self.next_file()?
                 {
                     self.wanted.insert(id);

@@ -9,9 +9,9 @@
 
 pub(crate) mod change;
 pub(crate) mod compare;
+pub(crate) mod confirm;
 pub(crate) mod links;
 pub(crate) mod moves;
-pub(crate) mod settle;
 pub(crate) mod side;
 pub(crate) mod stream;
 mod walk;

@@ -2,8 +2,8 @@
 //!
 //! A pass over the records that differ. What is on one side only is a candidate. A directory of which both ends are
 //! known is compared with itself; one that is on one side only is listed, level by level, as long as both sides have
-//! candidates without a partner. So a moved directory costs what differs in it. Bounded: see [`MAX_NOTED`] and
-//! [`MAX_NOTED_BYTES`]. Uses sides and streams.
+//! candidates without a partner. So a moved directory costs what differs in it. Bounded: see [`MAX_CANDIDATES`] and
+//! [`MAX_NOTED_BYTES`].
 
 use std::collections::{HashMap, VecDeque};
 
@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Most candidates, a count; those that come later are not looked for.
-const MAX_NOTED: usize = 1 << 17;
+const MAX_CANDIDATES: usize = 1 << 17;
 /// Most memory for them, bytes: a path may be as long as a key of the store.
 const MAX_NOTED_BYTES: usize = 32 << 20;
 /// Memory of a candidate besides its path, bytes, about.
@@ -58,7 +58,7 @@ struct Search {
 }
 
 impl Moves {
-    /// Finds them; `settle` says which hold.
+    /// Finds them; `confirm` says which hold.
     pub(crate) fn find(before: &mut Side, after: &mut Side, go_on: &GoOn<'_>) -> Result<Self> {
         Self::search(Search::default(), before, after, go_on)
     }
@@ -153,7 +153,7 @@ impl Search {
     }
 
     fn is_full(&self) -> bool {
-        self.moves.noted.len() >= MAX_NOTED || self.bytes >= MAX_NOTED_BYTES
+        self.moves.noted.len() >= MAX_CANDIDATES || self.bytes >= MAX_NOTED_BYTES
     }
 
     /// Notes a candidate of a side.

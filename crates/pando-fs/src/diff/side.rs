@@ -1,7 +1,7 @@
 //! One of two trees that are compared: where things in it are, and what the caller may see of them.
 //!
 //! Paths are from the top of the tree, in the form of keys. Guarantees that a record is that of the linked file where a
-//! name leads to one. Uses keys, records and domains.
+//! name leads to one.
 
 use std::sync::{
     Arc,

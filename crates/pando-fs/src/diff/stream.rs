@@ -1,7 +1,6 @@
 //! The keys of records and of data that differ, as one sequence of paths.
 //!
-//! Guarantees that a path comes once, in the order of keys, and that nothing is read of what is skipped. Uses keys and
-//! the engine's differences.
+//! Guarantees that a path comes once, in the order of keys, and that nothing is read of what is skipped.
 
 use std::{
     collections::BTreeSet,
@@ -13,14 +12,14 @@ use pando_db::{Change, Diff, Snapshot};
 
 use crate::{error::Result, path};
 
-/// Bytes of the number of a block at the end of a key of data.
-const NUMBER_BYTES: usize = 8;
+/// Bytes of a number in a key: of a block at its end, of a linked file at the beginning of its path.
+pub(crate) const NUMBER_BYTES: usize = 8;
 /// Most directories whose data is skipped at once, a count; of others it is skipped file by file.
-const MAX_BARE: usize = 1 << 16;
+const MAX_BARE_DIRS: usize = 1 << 16;
 /// So many differences are passed over, a count, before what is to be skipped is: that costs a way down from the root.
-const FEW: usize = 16;
+const FEW_DIFFERENCES: usize = 16;
 /// So many prefixes are kept, a count, before those that are behind are let go.
-const KEPT: usize = 1 << 10;
+const KEPT_PREFIXES: usize = 1 << 10;
 
 /// A difference of two prefixes, with one step of looking ahead.
 pub(crate) struct Ahead {
@@ -49,7 +48,7 @@ impl Ahead {
             match &self.from {
                 Some(from) if next.key < *from => {
                     passed += 1;
-                    if passed == FEW {
+                    if passed == FEW_DIFFERENCES {
                         self.diff.seek(from);
                     }
                 }
@@ -83,7 +82,7 @@ struct Prefixes {
 
 impl Default for Prefixes {
     fn default() -> Self {
-        Self { all: BTreeSet::new(), purge: KEPT }
+        Self { all: BTreeSet::new(), purge: KEPT_PREFIXES }
     }
 }
 
@@ -92,7 +91,7 @@ impl Prefixes {
     fn add(&mut self, at: &[u8], prefix: &[u8]) {
         if self.all.len() >= self.purge {
             self.all.retain(|p| &p[..] > at || at.starts_with(p));
-            self.purge = KEPT.max(self.all.len() * 2);
+            self.purge = KEPT_PREFIXES.max(self.all.len() * 2);
         }
         self.all.insert(Bytes::copy_from_slice(prefix));
     }
@@ -154,7 +153,8 @@ impl DiffStream {
 
     /// Leaves out the data of what lies under a contents prefix: all of it is on one side only.
     pub(crate) fn skip_data(&mut self, contents: &[u8]) {
-        if self.data.is_some() && self.bare.all.len() < MAX_BARE && self.bare.around(contents).is_none() {
+        if self.data.is_some() && self.bare.all.len() < MAX_BARE_DIRS && self.bare.around(contents).is_none()
+        {
             self.bare.add(&self.at, contents);
         }
     }

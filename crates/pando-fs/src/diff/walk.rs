@@ -1,7 +1,7 @@
 //! The walk over what differs, place by place, and what is told of each.
 //!
 //! One job is a pair of directories, of which one may be nothing; directories that moved are jobs of their own, so
-//! everything on either side is looked at once. Uses streams, sides, moves and links.
+//! everything on either side is looked at once.
 
 use std::{
     collections::VecDeque,
@@ -15,9 +15,9 @@ use crate::{
     diff::{
         change::{Aspects, ChangeKind, DiffOptions, FileChange, shown},
         compare::compare,
+        confirm::confirm_moves,
         links::LinkScan,
         moves::Moves,
-        settle::settle,
         side::{DirPair, Found, Side, contents_of, go_on, identity},
         stream::{DiffStream, Spot},
     },
@@ -102,7 +102,7 @@ impl TreeDiff {
             let stop = self.stop();
             let go_on = || go_on(&stop);
             self.moves = Moves::find(&mut self.before, &mut self.after, &go_on)?;
-            settle(&mut self.moves, &self.before, &self.after, &go_on)?;
+            confirm_moves(&mut self.moves, &self.before, &self.after, &go_on)?;
         }
         Ok(())
     }

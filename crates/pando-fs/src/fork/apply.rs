@@ -1,9 +1,8 @@
-//! Carrying a merge out: one batch, and then the same in memory; or several, on a tree that nobody sees (`hidden`).
+//! A merge that is being put into a batch: what is removed and marked, and what has to follow in memory.
 //!
-//! What is merged into is changed in place, so all that stays keeps its number, and what is open stays open. Whole
-//! trees, and the data of files, are cloned. The caller holds `tree` of the directory that is merged into
-//! exclusively, so no call is under way in it, and knows that the plan is of this moment. Uses plans, clones'
-//! prefixes and lineages.
+//! What is merged into is changed in place, so all that stays keeps its number, and what is open stays open. The caller
+//! holds `tree` of the directory that is merged into exclusively, so no call is under way in it, and knows that the
+//! plan is of this moment.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -11,27 +10,20 @@ use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
-    attrs::CAPABILITY,
-    data::without_set_id,
-    diff::{
-        change::Aspects,
-        side::{Found, contents_of},
-    },
+    diff::side::contents_of,
     error::{Error, Result},
     fork::{
         bounds::Bounds,
         carried::Carried,
-        fits::{link_clones, name_of},
-        follow::in_dir,
-        hidden::{AttributeChange, Hidden, Retired},
-        step::{Step, Trees, differ},
+        fits::name_of,
+        hidden::{Hidden, Retired, write_in_parts},
+        step::Trees,
     },
     inode::InodeRef,
-    limits::BLOCK_SIZE,
     lineage::number::number,
     merge::Change,
     orphan::Fate,
-    path,
+    path::{self, system},
     record::{Record, Stored},
     staying::Staying,
     types::{CloneReport, FileKind, Time},
@@ -45,10 +37,11 @@ pub(crate) struct Apply<'a> {
     pub into: &'a InodeRef,
     pub now: Time,
     pub batch: Batch,
-    /// Lineages of directories, by contents prefix from the top; none of those that nobody looked into yet.
+    /// Lineages of directories, by contents prefix from the top; none for a directory of which no entry was ever looked
+    /// up.
     pub lineages: HashMap<Vec<u8>, Option<u32>>,
     /// Directories whose entries change.
-    touched: BTreeSet<Vec<u8>>,
+    pub touched: BTreeSet<Vec<u8>>,
     /// Those of them that are in memory, by contents prefix from the top.
     pub touched_inodes: HashMap<Vec<u8>, InodeRef>,
     /// Roots of lineages that are marked: names have to be counted in them. By where they are in this moment.
@@ -57,29 +50,18 @@ pub(crate) struct Apply<'a> {
     counts: bool,
     /// Directories that were brought to memory because something in memory moves there.
     pub targets: Vec<InodeRef>,
-    changed: Vec<(InodeRef, Record)>,
+    pub changed: Vec<(InodeRef, Record)>,
     removed: Vec<(InodeRef, Fate)>,
     orphaned: Vec<InodeRef>,
     given_back: Vec<u32>,
-    /// Names that mean something else: directories from the top, and names.
+    /// Names that mean another entry now: directories from the top, and names.
     entries: Vec<(Vec<u8>, Vec<u8>)>,
     tree_removed: bool,
     pub carried: Carried,
-    /// What is left for the end, where the tree is one that nobody sees.
+    /// The work that is left for the end, if the tree is hidden.
     pub hidden: Option<Hidden>,
-    /// What may end it early, where nobody waits for what is done.
+    /// What may end the merge early, while no other call waits for it.
     pub bounds: Option<&'a Bounds<'a>>,
-}
-
-/// Whose content a file gets.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ContentOf {
-    /// It keeps what it has.
-    Here,
-    /// The same, in a file of its own.
-    Copy,
-    Fork,
-    Both,
 }
 
 impl<'a> Apply<'a> {
@@ -108,58 +90,7 @@ impl<'a> Apply<'a> {
         }
     }
 
-    /// Adds all steps to the batch, and finds out all that [`Apply::done`] has to know: behind the batch nothing may
-    /// fail.
-    pub(crate) fn steps(&mut self, steps: &[Step]) -> Result<()> {
-        self.load_targets(steps)?;
-        // All is at its old place.
-        for step in steps {
-            self.bounds.map_or(Ok(()), Bounds::go_on)?;
-            match step {
-                Step::Change { from, to, aspects, alone } => {
-                    let content = match step.makes_file() {
-                        true if *alone => ContentOf::Copy,
-                        true => ContentOf::Fork,
-                        false => ContentOf::Here,
-                    };
-                    self.change((from, to), *aspects, content, None)?;
-                }
-                Step::Write { from, to, aspects, text } => {
-                    self.change((from, to), *aspects, ContentOf::Both, Some(text))?;
-                }
-                Step::Remove(entry) => self.entry_changes(entry),
-                Step::Take { from, dir, .. } => self.entry_changes(&in_dir(dir, from)),
-                Step::Move { from, dir, name } => {
-                    self.entry_changes(from);
-                    self.entry_changes(&path::entry(dir, name)?);
-                }
-            }
-            self.flush()?;
-        }
-        let touched = Change::modified(self.now).encode();
-        for dir in std::mem::take(&mut self.touched) {
-            let key = path::meta_of(&self.data_of_dir(&dir));
-            self.batch.upsert(key, touched.clone());
-            if let Some(inode) = self.directory(&dir)? {
-                self.touched_inodes.insert(dir, inode);
-            }
-            self.flush()?;
-        }
-        self.carry(steps)
-    }
-
-    /// Data prefix of the directory with this contents prefix from the top.
-    fn data_of_dir(&self, dir: &[u8]) -> Bytes {
-        match dir.is_empty() {
-            true => self.trees.ours.own_data(),
-            false => {
-                let entry = path::entry_of_contents(dir).unwrap_or_default();
-                path::data(&self.trees.ours.place(&entry))
-            }
-        }
-    }
-
-    /// The lineage of the entries of a directory, if anybody looked into it.
+    /// The lineage of the entries of a directory, if one of them was ever looked up.
     pub(crate) fn lineage(&mut self, dir: &[u8]) -> Result<Option<u32>> {
         if dir.is_empty() {
             return Ok(Some(self.into.lineage));
@@ -216,6 +147,28 @@ impl<'a> Apply<'a> {
         }
     }
 
+    /// Writes the batch if it is large and the tree is hidden.
+    pub(crate) fn flush(&mut self) -> Result<()> {
+        match &self.hidden {
+            Some(hidden) if self.batch.len() >= hidden.limit => self.flush_all(),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes the batch, whatever its size.
+    pub(crate) fn flush_all(&mut self) -> Result<()> {
+        let batch = std::mem::replace(&mut self.batch, Batch::new());
+        write_in_parts(self.fs, batch)
+    }
+
+    /// The prefix under which the keys of one prefix of a moving entry wait.
+    pub(crate) fn aside(&self, number: u32, slot: u8) -> Bytes {
+        match &self.hidden {
+            Some(hidden) => hidden.aside(number, slot),
+            None => system::aside(number, slot),
+        }
+    }
+
     /// Marks the names in a lineage as uncounted, whose root has this contents prefix at this point of the batch.
     pub(crate) fn uncount(&mut self, root: Vec<u8>) -> Result<()> {
         if !self.uncounted.contains(&root) {
@@ -229,7 +182,7 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// What has this contents prefix, from the volume, leaves its place or goes, and its marks with it.
+    /// Notes that the directory with this contents prefix, from the volume, is moved or removed, and its marks with it.
     pub(crate) fn marks_leave(&mut self, contents: &[u8]) {
         self.uncounted.retain(|root| !root.starts_with(contents));
     }
@@ -251,28 +204,13 @@ impl<'a> Apply<'a> {
         self.uncount(root)
     }
 
-    /// Whether what is at an entry is a linked file that is not in the tree that nobody sees.
-    fn is_for_the_end(&mut self, entry: &[u8]) -> Result<bool> {
-        let is_name = |value: &Bytes| matches!(Stored::decode(value), Ok(Stored::Name(_)));
-        if self.hidden.is_none() || !self.trees.ours.value(entry)?.as_ref().is_some_and(is_name) {
-            return Ok(false);
-        }
-        let root = self.root_of(entry)?;
-        let Some(hidden) = &mut self.hidden else { return Ok(false) };
-        let around = hidden.root == root;
-        if !around {
-            hidden.areas.insert(root);
-        }
-        Ok(around)
-    }
-
-    fn root_of(&mut self, entry: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn root_of(&mut self, entry: &[u8]) -> Result<Vec<u8>> {
         let level = self.trees.ours.level(path::directory_of(entry))?;
         let damaged = Error::Damaged { what: "a merge".into(), detail: "a directory that is none" };
         Ok(level.ok_or(damaged)?.root.clone())
     }
 
-    fn entry_changes(&mut self, entry: &[u8]) {
+    pub(crate) fn entry_changes(&mut self, entry: &[u8]) {
         let dir = path::directory_of(entry).to_vec();
         if self.hidden.is_none() {
             self.entries.push((dir.clone(), name_of(entry).to_vec()));
@@ -284,15 +222,15 @@ impl<'a> Apply<'a> {
         self.remove_for(entry, false)
     }
 
-    /// Removes what is at an entry; a copy of all that it is by then comes to its place, if it is `copied`.
-    fn remove_for(&mut self, entry: &[u8], copied: bool) -> Result<()> {
+    /// Removes an entry. If it is `copied`, a copy of its latest state comes to its path.
+    pub(crate) fn remove_for(&mut self, entry: &[u8], copied: bool) -> Result<()> {
         let Some(value) = self.trees.ours.value(entry)? else { return Ok(()) };
         let place = self.trees.ours.place(entry);
         self.batch.delete(path::meta(&place));
         let record = match Stored::decode(&value) {
             Ok(Stored::Record(record)) => *record,
             named => {
-                // One name of several: who has none left goes when they are counted.
+                // One name of several: a file without names is removed when they are counted.
                 let root = self.root_of(entry)?;
                 if let (Some(hidden), Ok(Stored::Name(name)), false) = (&mut self.hidden, named, copied) {
                     hidden.watch(&root, name.id);
@@ -319,7 +257,7 @@ impl<'a> Apply<'a> {
             self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, &carried, self.now)?);
         }
         if self.hidden.is_none() {
-            self.fs.drop_kept_by_place(&mut self.batch, &contents, &Staying::new())?;
+            self.fs.drop_kept_by_prefix(&mut self.batch, &contents, &Staying::new())?;
         }
         self.batch.delete_prefix(path::meta(&contents)).delete_prefix(path::data(&contents));
         self.marks_leave(&contents);
@@ -352,209 +290,8 @@ impl<'a> Apply<'a> {
         Ok(())
     }
 
-    /// Takes what the fork has at `entry` to where the place will be, from the top.
-    pub(crate) fn take(&mut self, entry: &[u8], to: &[u8], without: &[Vec<u8>]) -> Result<()> {
-        let inside = to;
-        let Some(value) = self.trees.theirs.value(entry)? else { return Ok(()) };
-        let found = self.trees.theirs.found(entry, &value)?;
-        let dir = self.trees.ours.place(path::directory_of(to));
-        let place = path::new_entry(&dir, name_of(to))?;
-        let mut record = Record { pin: None, nlink: 1, ctime: self.now, crtime: self.now, ..found.record };
-        if record.kind == FileKind::Directory {
-            let root_of_its_own = record.clone_id != 0;
-            record.clone_id = self.fs.fresh_clone()?;
-            if self.hidden.is_none() {
-                self.fs.find_marks_later(&mut self.batch, self.now)?;
-            }
-            let (from, to) =
-                (self.trees.theirs.place(&contents_of(entry)), self.trees.ours.place(&contents_of(to)));
-            self.batch.clone_prefix(path::meta(&from), path::meta(&to));
-            self.batch.clone_prefix(path::data(&from), path::data(&to));
-            if self.fs.has_links() && !root_of_its_own {
-                self.take_links(entry, &from, &to)?;
-            }
-        } else {
-            record.fileno = self.fs.fresh_file()?;
-        }
-        if record.has_data() {
-            self.batch.clone_prefix(found.data, path::data(&place));
-        }
-        self.batch.put(path::meta(&place), record.encode());
-        without.iter().try_for_each(|left| self.leave_out(&contents_of(entry), &contents_of(inside), left))
-    }
-
-    /// Takes the link area along that a directory of the fork uses, and the names that are in the directory.
-    fn take_links(&mut self, entry: &[u8], from: &[u8], to: &[u8]) -> Result<()> {
-        let clones = link_clones(self.trees, entry, from, to)?;
-        if clones.is_empty() {
-            return Ok(());
-        }
-        for (from, to) in clones {
-            self.batch.clone_prefix(from, to);
-        }
-        self.uncount(to.to_vec())
-    }
-
-    fn found(&mut self, (from, to): (&[u8], &[u8])) -> Result<Option<(Found, Found)>> {
-        if to.is_empty() {
-            return Ok(Some((self.trees.ours.top()?, self.trees.theirs.top()?)));
-        }
-        let (ours, theirs) = (self.trees.ours.value(to)?, self.trees.theirs.value(from)?);
-        let (Some(ours), Some(theirs)) = (ours, theirs) else { return Ok(None) };
-        Ok(Some((self.trees.ours.found(to, &ours)?, self.trees.theirs.found(from, &theirs)?)))
-    }
-
-    /// Changes what is at `entry` to what the fork has at `from`; `text` is content of both sides for it.
-    fn change(
-        &mut self,
-        (from, entry): (&[u8], &[u8]),
-        aspects: Aspects,
-        content: ContentOf,
-        text: Option<&Bytes>,
-    ) -> Result<()> {
-        let Some((ours, theirs)) = self.found((from, entry))? else { return Ok(()) };
-        let has = |one: Aspects| aspects.0 & one.0 != 0;
-        let mut record = ours.record.clone();
-        record.ctime = self.now;
-        if has(Aspects::XATTRS) {
-            record.attrs = theirs.record.attrs.clone();
-        }
-        if has(Aspects::MODE) {
-            record.perm = theirs.record.perm;
-        }
-        if has(Aspects::OWNER) {
-            (record.uid, record.gid) = (theirs.record.uid, theirs.record.gid);
-        }
-        self.drop_mixed_privileges(&mut record, (&ours, &theirs), content)?;
-        if matches!(content, ContentOf::Fork | ContentOf::Both) {
-            return self.change_content(entry, (&ours, &theirs), record, has(Aspects::XATTRS), text);
-        }
-        if content == ContentOf::Copy {
-            self.entry_changes(entry);
-            self.remove_for(entry, true)?;
-            self.carried.replaced(entry);
-        }
-        let outside = ours.record.has_outside() || theirs.record.has_outside();
-        let change = AttributeChange {
-            entry: entry.to_vec(),
-            before: ours.record,
-            after: record,
-            attrs: (has(Aspects::XATTRS) && outside).then_some(theirs.data),
-            alone: if content == ContentOf::Copy { Some(self.fs.fresh_file()?) } else { None },
-        };
-        if self.is_for_the_end(entry)?
-            && let Some(hidden) = &mut self.hidden
-        {
-            if change.attrs.is_some() {
-                hidden.watched.gets_attributes(change.before.fileno);
-            }
-            hidden.linked.push(change);
-            return Ok(());
-        }
-        if change.alone.is_some() {
-            change.put_copy(&mut self.batch, &ours.data, &self.trees.ours.place(entry), &change.after);
-            return Ok(());
-        }
-        change.put(&mut self.batch, &ours.data, &change.after);
-        if let Some(inode) = self.inode(entry, &change.before)? {
-            self.changed.push((inode, change.after));
-        }
-        Ok(())
-    }
-
-    /// What one side has written does not get the rights that only the other side gave: set-id bits and
-    /// capabilities stay where content, mode, owner and capabilities are all those of one side.
-    fn drop_mixed_privileges(
-        &self,
-        record: &mut Record,
-        (ours, theirs): (&Found, &Found),
-        content: ContentOf,
-    ) -> Result<()> {
-        let perm = without_set_id(record.perm);
-        let capable = record.attrs.get(CAPABILITY).is_some();
-        if record.kind != FileKind::Regular || perm.is_none() && !capable {
-            return Ok(());
-        }
-        let all_of = |side: &Found| {
-            let r = &side.record;
-            (r.perm, r.uid, r.gid) == (record.perm, record.uid, record.gid)
-                && r.attrs.get(CAPABILITY) == record.attrs.get(CAPABILITY)
-        };
-        let one_side = match content {
-            ContentOf::Both => false,
-            ContentOf::Fork => all_of(theirs),
-            ContentOf::Here | ContentOf::Copy if all_of(ours) => true,
-            ContentOf::Here | ContentOf::Copy => {
-                let apart = differ(&self.trees.theirs, theirs, &self.trees.ours, ours)?;
-                all_of(theirs) && apart.0 & (Aspects::CONTENT.0 | Aspects::SIZE.0) == 0
-            }
-        };
-        if !one_side {
-            record.perm = perm.unwrap_or(record.perm);
-            if capable {
-                record.attrs = record.attrs.without(CAPABILITY);
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts a new file with the content of the fork's, or the `text` of both, in the place of one, as a program does
-    /// that writes a file beside and renames it: who has the old one open keeps that, and a kernel that keeps sizes
-    /// itself meets a new number.
-    fn change_content(
-        &mut self,
-        entry: &[u8],
-        (ours, theirs): (&Found, &Found),
-        attributes: Record,
-        attrs: bool,
-        text: Option<&Bytes>,
-    ) -> Result<()> {
-        let (from, to) = (&theirs.record, path::data(&self.trees.ours.place(entry)));
-        let stay = !attrs && ours.record.has_outside();
-        if stay {
-            self.batch.clone_prefix(path::attrs_under(&ours.data), self.aside(u32::MAX, 0));
-        }
-        self.entry_changes(entry);
-        self.remove(entry)?;
-        self.carried.replaced(entry);
-        let record = Record {
-            fileno: self.fs.fresh_file()?,
-            pin: None,
-            nlink: 1,
-            size: text.map_or(from.size, |text| text.len() as u64),
-            dense: if text.is_some() { None } else { from.dense },
-            symlink: from.symlink.clone(),
-            rdev: from.rdev,
-            // Build tools go by it: what was built here since the fork wrote the file is older than the new content.
-            mtime: self.now,
-            crtime: self.now,
-            ..attributes
-        };
-        // Extended attributes lie beside the blocks.
-        if let Some(text) = text {
-            for (block, bytes) in (0..).zip(text.chunks(BLOCK_SIZE as usize)) {
-                self.batch.put(path::block(&to, block), text.slice_ref(bytes));
-            }
-            if attrs && from.has_outside() {
-                self.batch.clone_prefix(path::attrs_under(&theirs.data), path::attrs_under(&to));
-            }
-        } else {
-            if from.has_data() {
-                self.batch.clone_prefix(theirs.data.clone(), to.clone());
-            }
-            if !attrs && from.has_outside() {
-                self.batch.delete_prefix(path::attrs_under(&to));
-            }
-        }
-        if stay {
-            self.batch.rename_prefix(self.aside(u32::MAX, 0), path::attrs_under(&to));
-        }
-        self.batch.put(path::meta(&self.trees.ours.place(entry)), record.encode());
-        Ok(())
-    }
-
-    /// Says in memory what was done, once the batch is written: what the kernel has to be told, and whether names have
-    /// to be counted.
+    /// Changes the inodes in memory, once the batch is written; gives what the kernel has to be told, and whether names
+    /// have to be counted.
     pub(crate) fn done(mut self) -> (CloneReport, bool) {
         let mut report = CloneReport::default();
         std::mem::take(&mut self.carried).done(self.fs, self.now, &mut report);

@@ -1,7 +1,7 @@
 //! Renames in a merge: those of the fork are made here, unless they meet others.
 //!
-//! Guarantees that a plan without conflicts can be carried out: no two things come to one place, nothing comes to a
-//! place that is taken or into a directory that goes, and no directories come to lie in each other. Uses plans.
+//! Guarantees that a plan without conflicts can be carried out: no two entries come to one path, none comes to a path
+//! that is taken or into a directory that is removed, and no directories come to lie in each other.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,7 +15,7 @@ use crate::{
     error::Result,
     fork::{
         follow::{in_dir, upwards},
-        plan::Planner,
+        planner::Planner,
         step::{Dirs, Plan, Spots, Step, kind},
         told::{MergeChange, MergeConflict, MergeKind},
     },
@@ -24,7 +24,7 @@ use crate::{
     types::FileKind,
 };
 
-/// Moves of directories by the contents prefix that these have before, and where each goes.
+/// Where each directory that moves goes, by its contents prefix before the merge.
 #[derive(Default)]
 pub(crate) struct Moved {
     dirs: HashMap<Vec<u8>, (Vec<u8>, Vec<u8>)>,
@@ -39,7 +39,8 @@ impl Moved {
         Self { dirs: dirs.collect() }
     }
 
-    /// Where what has, or would have, this contents prefix goes: the contents prefix of a directory, and a name.
+    /// Where the entry that has, or would have, this contents prefix goes: the contents prefix of a directory, and a
+    /// name.
     pub(crate) fn target(&self, contents: &[u8]) -> Option<(&[u8], &[u8])> {
         self.dirs.get(contents).map(|(dir, name)| (&dir[..], &name[..]))
     }
@@ -49,7 +50,7 @@ impl Moved {
         upwards(dir).find(|above| self.dirs.contains_key(*above))
     }
 
-    /// Where the contents of a directory are when all is moved. Of directories that would lie in each other, anywhere.
+    /// The contents prefix of a directory after all moves; any prefix if directories would lie in each other.
     pub(crate) fn after(&self, dir: &[u8]) -> Vec<u8> {
         let (mut at, mut left) = (dir.to_vec(), self.dirs.len());
         let mut behind: Vec<Vec<u8>> = Vec::new();
@@ -81,8 +82,8 @@ impl Moved {
 }
 
 impl Planner<'_> {
-    /// The fork has moved something from `a` of the origin to `b`, which is in the directory with the contents prefix
-    /// `dir` here.
+    /// The fork has moved an entry from `a` of the origin to `b`; the directory around `b` has the contents prefix
+    /// `dir` on this side.
     pub(crate) fn moved(
         &mut self,
         (a, id): (&[u8], Identity),
@@ -137,8 +138,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Whether something cannot be moved as it is: across the border of a clone, with names of files with several, or
-    /// with forks in it, whose origins would go with a directory around that is removed.
+    /// Whether an entry cannot be moved as it is: across the border of a clone, with names of linked files in it, or
+    /// with forks in it, whose origins would be removed with a directory around.
     fn cannot_move(&mut self, (entry, value): (&[u8], &Bytes), dir: &[u8], id: Identity) -> Result<bool> {
         let root = |planner: &mut Self, dir: &[u8]| -> Result<Vec<u8>> {
             Ok(planner.trees.ours.level(dir)?.map(|level| level.root.clone()).unwrap_or_default())
@@ -162,7 +163,7 @@ impl Planner<'_> {
         Ok(false)
     }
 
-    /// The plan, once all is known that is to be done: what would meet is a conflict that no side settles.
+    /// The finished plan. Moves that would collide become conflicts that no preferred side settles.
     pub(crate) fn arranged(mut self) -> Result<Plan> {
         let moved = Moved::of(&self.steps);
         let going = self.steps.iter().filter_map(|step| match step {
@@ -193,7 +194,7 @@ impl Planner<'_> {
                 conflicts.push((from.clone(), MergeConflict::Circle));
             }
         }
-        // What this side has moved into a directory that goes would be nowhere.
+        // An entry that this side has moved into a directory that is removed would be lost.
         let goes = |dir: &[u8]| removed.contains(dir) || moved.dirs.contains_key(dir);
         for (a, entry) in if removed.is_empty() { Vec::new() } else { self.follow.all_here() } {
             let around = upwards(path::directory_of(&entry)).find(|above| goes(above));
@@ -216,11 +217,11 @@ impl Planner<'_> {
             }
         }
         let change = |(kind, ours, aspects): (MergeKind, Vec<u8>, Aspects)| {
-            // Conflicts are told where things are, the rest where they will be.
+            // Conflicts are reported at present paths, the rest at paths after the merge.
             let stays = matches!(kind, MergeKind::Conflict(_)) || ours.is_empty();
             let to = match targets.get(&ours) {
                 _ if stays => ours.clone(),
-                // What is removed, or comes to the place, is not what moves away from there.
+                // An entry that is removed, or comes to the path, is another one than the entry that moves away.
                 Some(to) if !matches!(kind, MergeKind::Removed | MergeKind::Added) => to.clone(),
                 _ => in_dir(&moved.after(path::directory_of(&ours)), &ours),
             };

@@ -1,8 +1,8 @@
-//! What the fork has moved into directories that are new there, which is not followed: it comes with such a directory,
+//! Moves of the fork into directories that are new there. They are not followed: the entry comes with such a directory,
 //! or not at all.
 //!
-//! Guarantees that nothing is removed here for lying elsewhere in the fork if that is not taken from there when this
-//! side is preferred, and that what was deleted here does not come back unseen. Uses plans and `follow`.
+//! Guarantees two things. An entry is not removed here because it lies elsewhere in the fork, unless it is taken from
+//! there too when this side is preferred. An entry that was deleted here does not come back without a conflict.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,7 @@ use crate::{
     error::Result,
     fork::{
         follow::{in_dir, upwards},
-        plan::Planner,
+        planner::Planner,
         step::{Occupant, Spots, differ, kind, meant},
         told::MergeConflict,
     },
@@ -25,8 +25,8 @@ use crate::{
 };
 
 impl Planner<'_> {
-    /// What the fork has moved into a directory that is taken from it, and this side has deleted, is a conflict, and
-    /// left out unless the fork is preferred.
+    /// An entry that the fork has moved into a directory that is taken, and that this side has deleted, is a conflict;
+    /// it is left out unless the fork is preferred.
     pub(crate) fn leave_deleted(&mut self, spots: &Spots, without: &mut Vec<Vec<u8>>) -> Result<()> {
         let (taken, ours) = (contents_of(&spots.theirs), contents_of(&spots.ours));
         let mut told: HashSet<Vec<u8>> = HashSet::new();
@@ -46,8 +46,8 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Whether what was at `entry` of the origin, or something in it, is at another place of the fork than `but`, and
-    /// does not come here from there if this side is preferred. It is here still.
+    /// Whether an entry of the origin that this side still has, or something in it, is at another path of the fork than
+    /// `but`, and is not taken from there if this side is preferred.
     pub(crate) fn is_left_there(&mut self, id: Identity, entry: &[u8], but: &[u8]) -> Result<bool> {
         if !self.follow.has_aside_there() {
             return Ok(false);
@@ -68,25 +68,12 @@ impl Planner<'_> {
         Ok(false)
     }
 
-    /// Whether what was deleted here comes back with a directory that the fork has moved, perhaps with other content.
-    pub(crate) fn comes_back(&mut self, id: Identity, entry: &[u8]) -> Result<bool> {
-        if !self.follow.has_aside_there() {
-            return Ok(false);
-        }
-        let dir = self.follow.ever_dir(self.trees, path::directory_of(entry))?;
-        let place = in_dir(&dir, entry);
-        match self.trees.theirs.value(&place)? {
-            Some(value) => Ok(kind(&place, &value)? == id.1),
-            None => Ok(false),
-        }
-    }
-
     fn is_there(&self, entry: &[u8], id: Identity) -> Result<bool> {
         let value = self.trees.theirs.value(entry)?;
         Ok(value.map(|value| identity(entry, &value)).transpose()? == Some(id))
     }
 
-    /// Whether this side has deleted what the fork has moved to `entry`.
+    /// Whether this side has deleted the entry that the fork has moved to `entry`.
     fn is_deleted_here(&mut self, entry: &[u8]) -> Result<bool> {
         let Some(value) = self.trees.theirs.value(entry)? else { return Ok(false) };
         let id = identity(entry, &value)?;
@@ -96,13 +83,13 @@ impl Planner<'_> {
         }
     }
 
-    /// Whether what the fork has moved to `to` comes here from there, if this side is preferred: nothing that is not
-    /// here is around it, and nothing else in its place.
+    /// Whether the entry that the fork has moved to `to` is taken from there if this side is preferred: all directories
+    /// around it are here or are taken, and its path is free.
     fn arrives(&mut self, to: &[u8]) -> Result<bool> {
         let dir = path::directory_of(to);
-        // The directory here, by contents prefix; none if it is taken with one around it.
+        // The contents prefix of the directory here; none if the directory is taken with one around it.
         let mut ours = Some(Vec::new());
-        // What it was in the origin; none if it is new.
+        // The contents prefix that it had in the origin; none if it is new.
         let mut base = Some(Vec::new());
         let mut at = 0;
         while let Some((entry, contents)) = path::next_level(dir, at) {
@@ -119,7 +106,7 @@ impl Planner<'_> {
                     let value = match self.occupant(&place, &[])? {
                         Occupant::Nothing => None,
                         Occupant::Its(value) => Some(value),
-                        // What is of another kind in the fork.
+                        // An entry that is of another kind in the fork.
                         Occupant::Other => match self.trees.ours.value(&place)? {
                             Some(value) if kind(&place, &value)? != FileKind::Directory => {
                                 let Some(was) = was else { return Ok(false) };
@@ -153,12 +140,12 @@ impl Planner<'_> {
         if t.record.kind != o.record.kind {
             return Ok(false);
         }
-        // Of a directory each thing in it is merged.
+        // The entries of a directory are merged one by one.
         let same = || Ok(meant(differ(&trees.theirs, &t, &trees.ours, &o)?).is_empty());
         if t.record.kind == FileKind::Directory { Ok(true) } else { same() }
     }
 
-    /// Whether a file here is the one of the origin, and goes as the fork has a directory in its place.
+    /// Whether a file here is the one of the origin, and is removed because the fork has a directory at its path.
     fn makes_way(&mut self, base: Vec<u8>, theirs: &[u8], ours: &[u8], value: &Bytes) -> Result<bool> {
         let Some(was) = self.trees.base.value(&base)? else { return Ok(false) };
         let here = self.follow.here(self.trees, identity(&base, &was)?, &base)?;

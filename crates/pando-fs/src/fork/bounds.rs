@@ -1,7 +1,6 @@
-//! What ends a merge before it has done anything: nobody waits for it any more, or its plan takes too much memory.
+//! The bounds of a merge: it ends if its caller does not wait any more, or if its plan takes too much memory.
 //!
-//! Guarantees that a merge which ends for these reasons has changed nothing, soon after it was told. Uses the words of
-//! `told`, and the memory of plans.
+//! Guarantees that a merge which ends for these reasons ends soon and has changed nothing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,7 +15,7 @@ const COPIES_OF_PATHS: usize = 2;
 /// What a step, or what is told of it, takes beside the paths.
 const STEP_BYTES: usize = 200;
 
-/// Who merges how.
+/// The caller and the options of a merge.
 #[derive(Clone, Copy)]
 pub(crate) struct Merging<'a> {
     pub options: MergeOptions,
@@ -51,12 +50,12 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// A plan is made, instead of one that was made before.
+    /// A new plan begins, and the one before is dropped.
     pub(crate) fn plan_begins(&self) {
         self.share.begin_anew();
     }
 
-    /// Something with a path of so many bytes becomes a part of the plan. EFBIG if it is too much.
+    /// Adds an item with a path of so many bytes to the memory of the plan. EFBIG if that is too much.
     pub(crate) fn plan_grows(&self, path_bytes: usize) -> Result<()> {
         self.share.take(STEP_BYTES + COPIES_OF_PATHS * path_bytes, || self.name.clone())
     }

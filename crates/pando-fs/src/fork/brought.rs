@@ -1,9 +1,9 @@
-//! What a merge adds to what directories take, so that it keeps to their quotas.
+//! Counts what a merge adds to directories, so that it keeps to their quotas.
 //!
 //! Guarantees that a plan for which this is Ok exceeds no limit of a directory in the tree, as it was when the plan was
-//! made, and tells what the tree as a whole gets. A linked file whose name goes counts as staying: its other names may.
-//! Costs nothing where no limit holds; else a scan of the records of what is taken, removed or moved. Uses plans, sides
-//! and sums.
+//! made, and gives what is added to the whole tree. A linked file that loses a name counts as staying, because its
+//! other names may stay. Costs nothing where no limit holds; otherwise a scan of the records of what is taken, removed
+//! or moved.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -31,7 +31,7 @@ type Limited = BTreeSet<Vec<u8>>;
 struct Weighing<'a> {
     trees: &'a mut Trees,
     moved: Moved,
-    /// Entries that leave their places, in order, and the same as contents prefixes.
+    /// Entries that are removed or moved, in order, and the same as contents prefixes.
     leaving: Vec<Vec<u8>>,
     leaving_dirs: HashSet<Vec<u8>>,
     /// Accounts with limits in the tree, by contents prefix; none of the directories without.
@@ -206,7 +206,7 @@ impl Weighing<'_> {
         }
     }
 
-    /// What the fork has at an entry takes when it is taken.
+    /// Bytes that an entry of the fork takes.
     fn taken(&mut self, entry: &[u8]) -> Result<i64> {
         let theirs = &mut self.trees.theirs;
         let Some(value) = theirs.value(entry)? else { return Ok(0) };
@@ -225,7 +225,7 @@ impl Weighing<'_> {
         Ok(own.saturating_add(linked_bytes(&theirs.view, &root, &index, &[])?))
     }
 
-    /// What is at an entry takes, but for what leaves it by itself.
+    /// Bytes that an entry of this side takes, without what is removed or moved out of it by steps of its own.
     fn leaves(&self, entry: &[u8]) -> Result<i64> {
         let (mut bytes, inside) = (self.now_at(entry)?, contents_of(entry));
         let first = self.leaving.partition_point(|other| **other < *inside);
@@ -251,7 +251,7 @@ impl Weighing<'_> {
         }
     }
 
-    /// What goes when another file takes the place of the one at an entry, and what that takes.
+    /// Bytes of the file at an entry that another one replaces, and of that one.
     fn here(&mut self, entry: &[u8]) -> Result<(i64, i64)> {
         let ours = &mut self.trees.ours;
         let Some(value) = ours.value(entry)? else { return Ok((0, 0)) };

@@ -1,6 +1,6 @@
-//! What a merge has moved: for what follows in its batch, and in memory when that is written.
+//! What a merge has moved: for later steps of its batch, and for the inodes in memory when the batch is written.
 //!
-//! Guarantees that an inode in memory has its new place when its entry has. Uses inodes.
+//! Guarantees that an inode in memory has its new place when its entry has.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -13,7 +13,7 @@ use crate::{
 /// What was moved.
 #[derive(Default)]
 pub(crate) struct Carried {
-    /// Paths, from the volume, of what has left its place, and of directories the contents prefix.
+    /// Paths, from the volume, of entries that have left their places; of directories also the contents prefixes.
     pub left: BTreeSet<Vec<u8>>,
     /// Files that are new ones already, by their path from the top.
     pub replaced: HashSet<Vec<u8>>,
@@ -22,18 +22,18 @@ pub(crate) struct Carried {
 }
 
 impl Carried {
-    /// Whether the keys under this path, from the volume, belong to something that has left its place.
+    /// Whether the keys under this path, from the volume, belong to an entry that has left its place.
     pub(crate) fn is_in_one(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, b)| **b == 0).filter_map(|(i, _)| path.get(..=i));
         ends.into_iter().any(|part| self.left.contains(part)) || self.left.contains(path)
     }
 
-    /// What is at `entry` is a new file from now on.
+    /// Notes that `entry` is a new file from now on.
     pub(crate) fn replaced(&mut self, entry: &[u8]) {
         self.replaced.insert(entry.to_vec());
     }
 
-    /// Says in memory what moved, once the batch is written.
+    /// Moves the inodes in memory, once the batch is written.
     pub(crate) fn done(self, fs: &Fs, now: Time, report: &mut CloneReport) {
         let mut dirs = false;
         for (inode, parent, name) in self.inodes {

@@ -1,14 +1,13 @@
 //! The part of a merge that moves things: removals, renames and what is taken, in an order in which each finds its
 //! place.
 //!
-//! All that goes leaves its place first, what lies deepest before what it lies in; then all that comes arrives, what
-//! lies highest first. What moves waits in between under keys of its own, within one batch, unless nothing can be in
-//! its way. Guarantees that what moves keeps its number, in memory too. Uses the rest of carrying out, and plans.
+//! First all entries that are removed or moved leave their paths, the deepest ones first; then all that are moved or
+//! taken come to theirs, the highest ones first. In between, within one batch, a moving entry lies under keys of its
+//! own, unless its new path is free. Guarantees that an entry that moves keeps its number, in memory too.
 
 use std::cmp::Reverse;
 
 use bytes::Bytes;
-use pando_db::Batch;
 
 use crate::{
     diff::side::contents_of,
@@ -16,19 +15,18 @@ use crate::{
     fork::{
         apply::Apply,
         arrange::Moved,
-        fits::{depth, prefixes},
+        fits::{depth, link_clones, name_of, prefixes},
         follow::in_dir,
-        hidden::write_in_parts,
         step::Step,
     },
     inode::{InodeRef, Link},
     merge::Change,
-    path::{self, system},
+    path::{self},
     record::{Record, Stored},
     types::FileKind,
 };
 
-/// One that moves.
+/// An entry that moves.
 struct Moving<'a> {
     from: &'a [u8],
     dir: &'a [u8],
@@ -39,7 +37,7 @@ struct Moving<'a> {
     direct: bool,
 }
 
-/// What leaves its place.
+/// An entry that leaves its path.
 enum Going<'a> {
     Removed(&'a [u8]),
     Moved(Moving<'a>),
@@ -54,7 +52,7 @@ impl Going<'_> {
     }
 }
 
-/// What comes to a place.
+/// An entry that comes to a path.
 enum Coming<'a> {
     Moved(Moving<'a>),
     Taken { from: &'a [u8], to: Vec<u8>, without: &'a [Vec<u8>] },
@@ -70,20 +68,6 @@ impl Coming<'_> {
 }
 
 impl Apply<'_> {
-    /// Writes what is in the batch if that is much, and nobody can see it.
-    pub(crate) fn flush(&mut self) -> Result<()> {
-        match &self.hidden {
-            Some(hidden) if self.batch.len() >= hidden.limit => self.flush_all(),
-            _ => Ok(()),
-        }
-    }
-
-    /// The same, however much that is.
-    pub(crate) fn flush_all(&mut self) -> Result<()> {
-        let batch = std::mem::replace(&mut self.batch, Batch::new());
-        write_in_parts(self.fs, batch)
-    }
-
     /// Adds removals, moves and what is taken to the batch.
     pub(crate) fn carry(&mut self, steps: &[Step]) -> Result<()> {
         let moved = Moved::of(steps);
@@ -129,7 +113,8 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Takes something out of a directory that was taken from the fork: by contents prefixes of that, and its path.
+    /// Removes the entry `inside` from a directory that was taken from the fork, whose contents prefixes are `from` and
+    /// `to`.
     pub(crate) fn leave_out(&mut self, from: &[u8], to: &[u8], inside: &[u8]) -> Result<()> {
         let (there, here) = ([from, inside].concat(), [to, inside].concat());
         let Some(value) = self.trees.theirs.value(&there)? else { return Ok(()) };
@@ -161,23 +146,15 @@ impl Apply<'_> {
         }
     }
 
-    /// Prefixes of all keys that move, from and to: those, and of a directory what is kept under its place.
+    /// Prefixes of all keys of a moving entry, from and to, with those that are kept by contents prefix.
     fn pairs(&self, moving: &Moving<'_>) -> Result<Vec<(Bytes, Bytes)>> {
         let all = |entry: &[u8]| prefixes(&self.trees.ours, entry, moving.is_dir);
         let mut pairs: Vec<_> = all(moving.from).into_iter().zip(all(&moving.to)).collect();
         if moving.is_dir && self.hidden.is_none() {
             let place = |entry: &[u8]| self.trees.ours.place(&contents_of(entry));
-            pairs.extend(self.fs.moves_kept_by_place(&place(moving.from), &place(&moving.to))?);
+            pairs.extend(self.fs.moves_kept_by_prefix(&place(moving.from), &place(&moving.to))?);
         }
         Ok(pairs)
-    }
-
-    /// Where the keys of one prefix of something wait.
-    pub(crate) fn aside(&self, number: u32, slot: u8) -> Bytes {
-        match &self.hidden {
-            Some(hidden) => hidden.aside(number, slot),
-            None => system::aside(number, slot),
-        }
     }
 
     fn leave(&mut self, moving: &Moving<'_>) -> Result<()> {
@@ -227,8 +204,8 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// Brings the directories to memory to which something in memory moves, before anything is looked up there: with
-    /// them come those around, which may change and move as well.
+    /// Loads the directories to which an entry in memory moves, before anything is looked up there. The directories
+    /// around are loaded too, which may change and move as well.
     pub(crate) fn load_targets(&mut self, steps: &[Step]) -> Result<()> {
         let moves = steps.iter().filter_map(|step| match step {
             Step::Move { from, dir, .. } => Some((from, dir)),
@@ -246,7 +223,7 @@ impl Apply<'_> {
                 }
                 let target = self.loaded(dir)?;
                 self.targets.push(target);
-                // Somebody has looked into more directories by now.
+                // More directories are in memory by now.
                 self.lineages.clear();
             }
             rest = left;
@@ -254,8 +231,7 @@ impl Apply<'_> {
         Ok(())
     }
 
-    /// The directory here with this contents prefix, before the merge, brought to memory. The caller holds all of the
-    /// tree.
+    /// Loads the directory with this contents prefix, as before the merge. The caller holds all of the tree.
     pub(crate) fn loaded(&mut self, dir: &[u8]) -> Result<InodeRef> {
         if dir.is_empty() {
             return Ok(self.into.clone());
@@ -274,5 +250,48 @@ impl Apply<'_> {
                 return Ok(inode);
             }
         }
+    }
+
+    /// Takes what the fork has at `entry` to where the place will be, from the top.
+    fn take(&mut self, entry: &[u8], to: &[u8], without: &[Vec<u8>]) -> Result<()> {
+        let inside = to;
+        let Some(value) = self.trees.theirs.value(entry)? else { return Ok(()) };
+        let found = self.trees.theirs.found(entry, &value)?;
+        let dir = self.trees.ours.place(path::directory_of(to));
+        let place = path::new_entry(&dir, name_of(to))?;
+        let mut record = Record { pin: None, nlink: 1, ctime: self.now, crtime: self.now, ..found.record };
+        if record.kind == FileKind::Directory {
+            let root_of_its_own = record.clone_id != 0;
+            record.clone_id = self.fs.fresh_clone()?;
+            if self.hidden.is_none() {
+                self.fs.find_marks_later(&mut self.batch, self.now)?;
+            }
+            let (from, to) =
+                (self.trees.theirs.place(&contents_of(entry)), self.trees.ours.place(&contents_of(to)));
+            self.batch.clone_prefix(path::meta(&from), path::meta(&to));
+            self.batch.clone_prefix(path::data(&from), path::data(&to));
+            if self.fs.has_links() && !root_of_its_own {
+                self.take_links(entry, &from, &to)?;
+            }
+        } else {
+            record.fileno = self.fs.fresh_file()?;
+        }
+        if record.has_data() {
+            self.batch.clone_prefix(found.data, path::data(&place));
+        }
+        self.batch.put(path::meta(&place), record.encode());
+        without.iter().try_for_each(|left| self.leave_out(&contents_of(entry), &contents_of(inside), left))
+    }
+
+    /// Takes the link area along that a directory of the fork uses, and the names that are in the directory.
+    fn take_links(&mut self, entry: &[u8], from: &[u8], to: &[u8]) -> Result<()> {
+        let clones = link_clones(self.trees, entry, from, to)?;
+        if clones.is_empty() {
+            return Ok(());
+        }
+        for (from, to) in clones {
+            self.batch.clone_prefix(from, to);
+        }
+        self.uncount(to.to_vec())
     }
 }

@@ -1,10 +1,10 @@
-//! The end of a merge that was made beside the tree: one batch that puts the result in the place of what the directory
-//! has in it, and then the same in memory.
+//! The end of a merge that was made in a hidden tree: one batch that replaces the contents of the directory by the
+//! result, and then the same in memory.
 //!
-//! Guarantees that all that stays keeps its number, that open files which go stay readable, and that what is kept by
-//! place goes where its directory goes. The caller holds both trees exclusively, and has replayed what others have
-//! changed. Costs what is in memory of the directories that the merge changes, and what was left for the end. Uses
-//! `hidden`, `landing`, `replay` and what carries plans out.
+//! Guarantees that all that stays keeps its number, that open files which are removed stay readable, and that keys by
+//! contents prefix (`by_prefix`) follow their directories. The caller holds both trees exclusively, and has replayed
+//! what other calls have changed. Costs a look at the inodes in memory of the directories that the merge changes, and
+//! the work that was left for the end.
 
 use std::{collections::HashMap, ffi::OsString, os::unix::ffi::OsStringExt};
 
@@ -20,7 +20,7 @@ use crate::{
         follow::in_dir,
         hidden::Hidden,
         landing::Landing,
-        merge::Places,
+        places::Places,
         replay::overlay,
         step::{Step, Trees},
         works::{BEFORE, MERGED, Works},
@@ -51,7 +51,7 @@ pub(crate) struct Exchange<'a> {
     pub now: Time,
 }
 
-/// What has to be said in memory when the batch is written.
+/// What has to be changed in memory when the batch is written.
 #[derive(Default)]
 struct InMemory {
     removed: Vec<(InodeRef, Fate)>,
@@ -62,7 +62,8 @@ struct InMemory {
     dirs: HashMap<Vec<u8>, Ino>,
 }
 
-/// What is done with each inode in memory: the inode, the contents prefix, from the top, of what it hangs on, and how.
+/// A function for each inode in memory: the inode, the contents prefix from the top of its parent, and how it hangs on
+/// that.
 type Each<'a> = dyn FnMut(&InodeRef, &[u8], Hangs) -> Result<()> + 'a;
 
 /// How an inode in memory hangs on one of its lineage.
@@ -74,8 +75,8 @@ enum Hangs {
 }
 
 impl Exchange<'_> {
-    /// Writes the batch. `None` if others have changed what the merge changes; else what the kernel has to be told, and
-    /// whether names have to be counted.
+    /// Writes the batch. `None` if other calls have changed what the merge changes; otherwise what the kernel has to be
+    /// told, and whether names have to be counted.
     pub(crate) fn run(&self) -> Result<Option<(CloneReport, bool)>> {
         let (fs, ours, mut batch) = (self.fs, &self.places.ours, Batch::new());
         fs.may_leave_from(self.into, self.steps.iter().filter_map(Step::leaves))?;
@@ -87,7 +88,7 @@ impl Exchange<'_> {
         if !self.linked_files(&mut batch, &mut apply, &mut memory)? {
             return Ok(None);
         }
-        if !self.kept_by_place(&mut batch)? {
+        if !self.kept_by_prefix(&mut batch)? {
             return Ok(None);
         }
         for (from, to) in path::without_links(&contents).into_iter().zip(path::without_links(&ours.contents))
@@ -109,17 +110,17 @@ impl Exchange<'_> {
         let parent = self.into.parent()?.ok_or(Error::Stale(self.into.ino))?;
         let above = fs.above_in(&parent, path::directory_of(&ours.entry), false);
         // It is counted later, for names of linked files.
-        let turn = fs.sole_turn();
-        if turn.is_some() {
-            // Nobody is in the directory: what its account says in memory is what is stored.
+        let accounts = fs.lock_accounts();
+        if accounts.is_some() {
+            // No call is in the directory, so its account in memory is the stored one.
             record.account = self.into.peek(|s| s.record.account);
             fs.bring(self.into, &mut record, self.brought)?;
             fs.ledger.mark();
         }
         batch.put(path::meta(&ours.entry), record.encode());
         let mut bill = Bill::default();
-        bill.add(above, Taken { bytes: self.brought, guessed: true });
-        let reserved = fs.reserve_alone(&turn, &mut batch, bill)?;
+        bill.add(above, Taken { bytes: self.brought, inexact: true });
+        let reserved = fs.reserve_alone(&accounts, &mut batch, bill)?;
         fs.db.write(batch).map_err(|e| match e {
             pando_db::Error::TooLarge { what: "batch", .. } => Error::MergeTooLarge {
                 name: self.into.label(),
@@ -128,7 +129,7 @@ impl Exchange<'_> {
             other => other.into(),
         })?;
         reserved.paid();
-        drop(turn);
+        drop(accounts);
         {
             let mut cloned = fs.cloned.lock();
             *cloned = fs.now().max(*cloned);
@@ -220,7 +221,8 @@ impl Exchange<'_> {
         Ok(parents)
     }
 
-    /// What becomes of all that is in memory of the directory; open files that go leave in the batch.
+    /// Finds what has to be done with each inode of the directory that is in memory; the batch gets the moves of open
+    /// files that are removed.
     fn memory(&self, batch: &mut Batch, apply: &mut Apply<'_>) -> Result<InMemory> {
         let (ours, mut out) = (&self.places.ours, InMemory::default());
         out.dirs.insert(Vec::new(), self.into.ino);
@@ -284,7 +286,7 @@ impl Exchange<'_> {
         Ok(out)
     }
 
-    /// Changes and names of linked files that are not in the copies; false if others have changed the same.
+    /// Changes linked files that are not in the copies, and their names; false if other calls have changed the same.
     fn linked_files(&self, batch: &mut Batch, apply: &mut Apply<'_>, memory: &mut InMemory) -> Result<bool> {
         let ours = &self.places.ours;
         for (inside, all) in &self.hidden.unnamed {
@@ -309,7 +311,7 @@ impl Exchange<'_> {
                 return Ok(false);
             }
             if change.alone.is_some() {
-                // It has what was written meanwhile by any name of the file.
+                // The copy has what was written meanwhile by any name of the file.
                 let Some(to) = self.landing.land(&change.entry) else { return Ok(false) };
                 let place = [&self.works.copy(MERGED).1[..], &to].concat();
                 change.put_copy(batch, &path::data(&file), &place, &record);
@@ -323,9 +325,10 @@ impl Exchange<'_> {
         Ok(true)
     }
 
-    /// Forks, policies and snapshots of directories in this one: they go or move with their directories. False if
-    /// others have moved the fork that is merged to where the merge moves or removes it.
-    fn kept_by_place(&self, batch: &mut Batch) -> Result<bool> {
+    /// Moves or removes the keys that are kept by contents prefix for directories in this one: forks, policies and
+    /// snapshots. False if another call has moved the fork that is merged into a directory that the merge moves or
+    /// removes.
+    fn kept_by_prefix(&self, batch: &mut Batch) -> Result<bool> {
         let (fs, top) = (self.fs, &self.places.ours.contents);
         // Where a directory is afterwards, if it lies in this one and does not stay where it is.
         let goes = |place: &[u8]| -> Option<Option<Vec<u8>>> {
@@ -350,8 +353,8 @@ impl Exchange<'_> {
         if fs.has_forks() {
             let mut pairs = self.view.prefix(&system::fork(top));
             while let Some((key, value)) = pairs.next_ref()? {
-                // A plan moves none, but one may have come since to what it moves.
-                let Some(to) = goes(system::fork_place(key).unwrap_or_default()) else { continue };
+                // A plan moves no fork, but one may have been made since below what it moves.
+                let Some(to) = goes(system::fork_contents(key).unwrap_or_default()) else { continue };
                 let number = Fork::decode(value).map_err(damaged)?.number;
                 if number == self.places.fork.number {
                     return Ok(false); // its place is that where its next origin is put down
@@ -404,7 +407,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Says in memory what was done; what the kernel has to be told.
+    /// Changes the inodes in memory; gives what the kernel has to be told.
     fn told(&self, memory: InMemory) -> CloneReport {
         let (fs, mut report) = (self.fs, CloneReport::default());
         for (inode, parent, name) in memory.moved {

@@ -1,8 +1,8 @@
-//! Whether what a plan moves and takes has room for its keys, found out without doing it.
+//! Whether the keys of what a plan moves and takes would be too long, found out without a change.
 //!
-//! The same removals, moves and clones of prefixes as those of `carry`, in the same order, which the engine looks at
-//! and does not do. Guarantees that a dry run fails where the merge would, because a path would be too long. Of a plan
-//! of more than a batch only the entries themselves are looked at, not what lies below them. Uses plans.
+//! Gives the engine the removals, moves and clones of prefixes that `carry` would make, in the same order; the engine
+//! checks them without making them. Guarantees that a dry run fails where the merge would fail because a path is too
+//! long. Of a plan of more than a batch only the entries themselves are checked, not what lies below them.
 
 use std::cmp::Reverse;
 
@@ -79,7 +79,7 @@ impl Fs {
                     let mut pairs: Vec<_> = old.into_iter().zip(new).collect();
                     if is_dir {
                         let place = |entry: &[u8]| trees.ours.place(&contents_of(entry));
-                        pairs.extend(self.moves_kept_by_place(&place(from), &place(&to))?);
+                        pairs.extend(self.moves_kept_by_prefix(&place(from), &place(&to))?);
                     }
                     let (mut leaves, mut arrives) = (Vec::new(), Vec::new());
                     for ((from, to), slot) in pairs.into_iter().zip(0u8..) {
@@ -114,7 +114,7 @@ impl Fs {
         Ok(self.db.check_lengths(&batch)?)
     }
 
-    /// What is cloned of something that is taken, and removed of that again.
+    /// The clones of an entry that is taken, and the removals in it.
     fn taken(
         &self,
         trees: &mut Trees,

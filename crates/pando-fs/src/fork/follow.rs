@@ -1,9 +1,9 @@
-//! Where what was in the origin is now: renames on both sides of a merge, by file number.
+//! Where the entries of the origin are now: renames on both sides of a merge, found by file number.
 //!
-//! Moves are those of a difference. Guarantees that what the fork has moved lies, in the fork, in directories that the
-//! origin has too: what went into a directory that is new counts as removed and added, as do names of files with
-//! several, since one number has many names. Such renames are known, so that nobody is taken to have deleted it. Uses
-//! moves, `settle` and sides.
+//! Moves are those of a difference. Guarantees that each rename of the fork that is followed leads to a directory that
+//! the origin has too. A move into a new directory counts as a removal and an addition, and so do moves of names of
+//! linked files, since one number has many names. Such renames are kept *aside*: a merge knows that neither side has
+//! deleted the entry.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,8 +11,8 @@ use bytes::Bytes;
 
 use crate::{
     diff::{
+        confirm::{Images, confirm_aside, confirm_moves, image},
         moves::{GoOn, Moves},
-        settle::{Images, image, settle, settle_aside},
         side::{Identity, Side, contents_of, identity},
         stream::DiffStream,
     },
@@ -22,43 +22,43 @@ use crate::{
     record::Stored,
 };
 
-/// Renames that the fork and the other side have made.
+/// Renames of the fork and of the other side.
 #[derive(Default)]
 pub(crate) struct Follow {
     there: Moves,
     here: Moves,
-    /// Renames that are not followed: what has moved counts as removed and added, but nobody has deleted it.
+    /// Renames that are not followed: they count as a removal and an addition, but the entry was not deleted.
     aside_there: Moves,
     aside_here: Moves,
-    /// Paths in the origin of what was moved here, in order.
+    /// Paths in the origin of entries that were moved here, in order.
     left: Vec<(Vec<u8>, Identity)>,
-    /// Directories of the origin here, of this side in the origin, and of the origin in the fork.
+    /// Where directories of the origin are here, those of this side in the origin, and those of the origin in the fork.
     here_of: Images,
     base_of: Images,
     there_of: Images,
     /// Directories of the fork in the origin.
     there_from: Images,
-    /// Directories of the origin in the fork, by all renames, also where they would be.
+    /// Where directories of the origin are, or would be, in the fork, by all renames.
     ever_there: HashMap<Vec<u8>, Vec<u8>>,
-    /// What is in `aside_there`, by its paths in the origin, and in the fork.
+    /// The entries of `aside_there`, by their paths in the origin, and in the fork.
     aside_from: Vec<Identity>,
     aside_to: Vec<Identity>,
 }
 
-/// What was moved, and where it was and is.
+/// An entry that was moved: what it is, and where it was and is.
 pub(crate) type AsideMove = (Identity, Vec<u8>, Vec<u8>);
 
-/// Where something of the origin is here.
+/// Where an entry of the origin is here.
 pub(crate) struct Here {
-    /// Its place, or where it would be; none if the directory around is not there.
+    /// Its path, or the path that it would have; none if the directory around is not there.
     pub entry: Option<Vec<u8>>,
-    /// What it is there; none if it was removed.
+    /// Its value there; none if it was removed.
     pub value: Option<Bytes>,
-    /// It was moved here, not with a directory around it.
+    /// It was moved here by itself, not with a directory around it.
     pub moved: bool,
 }
 
-/// The place of an entry in another directory.
+/// The path of an entry in another directory, under the same name.
 pub(crate) fn in_dir(dir: &[u8], entry: &[u8]) -> Vec<u8> {
     let name = entry.get(path::directory_of(entry).len()..).unwrap_or_default();
     [dir, name].concat()
@@ -75,8 +75,8 @@ fn is_name(side: &Side, entry: &[u8]) -> Result<bool> {
     Ok(value.is_some_and(|value| matches!(Stored::decode(&value), Ok(Stored::Name(_)))))
 }
 
-/// The moves from one side to another, without what is a clone of something that is there as well, and without names of
-/// linked files; and aside, those of `undone`.
+/// The moves from one side to another, without clones of entries that are still there, and without names of linked
+/// files; and those of `undone`, aside.
 fn find(
     one: &mut Side,
     other: &mut Side,
@@ -92,8 +92,8 @@ fn find(
     };
     for (id, a, b) in moves.all() {
         go_on()?;
-        // A clone has the numbers of what it was made of: what is at one path on both sides has not come from another.
-        // Which of several names of a file has become which is not known: none has been moved.
+        // A clone has the file numbers of its source, so an entry at the same path on both sides was not moved. Of a
+        // file with several names it is not known which name has become which: none counts as moved.
         if is(one, b, id)? || is(other, a, id)? || links && (is_name(one, a)? || is_name(other, b)?) {
             wrong.push(id);
         } else if undone.contains(&id) {
@@ -102,12 +102,12 @@ fn find(
     }
     wrong.into_iter().for_each(|id| moves.remove(id));
     not_followed.into_iter().for_each(|id| moves.set_aside(id, &mut aside));
-    settle(&mut moves, one, other, go_on)?;
+    confirm_moves(&mut moves, one, other, go_on)?;
     Ok((moves, aside))
 }
 
 impl Follow {
-    /// Finds the renames; not those of `undone`. If the fork has changed nothing, that is all that is looked at.
+    /// Finds the renames, without those of `undone`. If the fork has no changes, nothing else is read.
     pub(crate) fn find(
         trees: &mut Trees,
         undone: &HashSet<Identity>,
@@ -133,11 +133,11 @@ impl Follow {
                 break;
             }
             into_new.into_iter().for_each(|id| there.set_aside(id, &mut aside_there));
-            settle(&mut there, base, theirs, go_on)?;
+            confirm_moves(&mut there, base, theirs, go_on)?;
         }
-        settle_aside(&there, &mut aside_there, base, theirs, go_on)?;
+        confirm_aside(&there, &mut aside_there, base, theirs, go_on)?;
         let (here, mut aside_here) = find(base, &mut trees.ours, undone, links, go_on)?;
-        settle_aside(&here, &mut aside_here, base, &trees.ours, go_on)?;
+        confirm_aside(&here, &mut aside_here, base, &trees.ours, go_on)?;
         let mut left: Vec<_> = here.all().map(|(id, a, _)| (a.to_vec(), id)).collect();
         left.sort_unstable_by(|a, b| a.0.cmp(&b.0));
         let by_path = |first: bool| {
@@ -149,12 +149,12 @@ impl Follow {
         Ok(Self { there, here, aside_there, aside_here, left, aside_from, aside_to, ..Self::default() })
     }
 
-    /// Where in the origin that was which the fork has moved to `entry`, if that is not followed.
+    /// The path in the origin of what the fork has moved to `entry` by a rename that is not followed.
     pub(crate) fn source_aside(&self, id: Identity, entry: &[u8]) -> Option<Vec<u8>> {
         self.aside_there.source(id, entry).map(<[u8]>::to_vec)
     }
 
-    /// Where the fork has, by a rename that is not followed, what was at `entry` of the origin.
+    /// The path in the fork of what was at `entry` of the origin, if its rename is not followed.
     pub(crate) fn there_aside(&self, id: Identity, entry: &[u8]) -> Option<Vec<u8>> {
         self.aside_there.partner(true, id, entry).map(<[u8]>::to_vec)
     }
@@ -168,8 +168,8 @@ impl Follow {
         !self.aside_from.is_empty()
     }
 
-    /// What the fork has moved by renames that are not followed, out of the directory of the origin (`first`) with this
-    /// contents prefix, or else into that of the fork: what, and where it was and is. What lies highest comes first.
+    /// The renames of the fork that are not followed, out of the directory of the origin with this contents prefix
+    /// (`first`), or else into that of the fork: what was moved, and where it was and is. The highest paths come first.
     pub(crate) fn aside_below(&self, first: bool, dir: &[u8]) -> Vec<AsideMove> {
         let moves = &self.aside_there;
         let sorted = if first { &self.aside_from } else { &self.aside_to };
@@ -182,7 +182,8 @@ impl Follow {
             .collect()
     }
 
-    /// Where in the fork, by all renames, the directory of the origin with this contents prefix is, or would be.
+    /// The contents prefix that the directory of the origin with this contents prefix has, or would have, in the fork,
+    /// by all renames.
     pub(crate) fn ever_dir(&mut self, trees: &Trees, dir: &[u8]) -> Result<Vec<u8>> {
         let (mut at, mut from) = (Vec::new(), 0);
         while let Some((entry, contents)) = path::next_level(dir, from) {
@@ -206,7 +207,7 @@ impl Follow {
         Ok(at)
     }
 
-    /// Where in the fork, by all renames, what was at `entry` of the origin is, or would be.
+    /// The path that what was at `entry` of the origin has, or would have, in the fork, by all renames.
     pub(crate) fn ever_there(&mut self, trees: &Trees, id: Identity, entry: &[u8]) -> Result<Vec<u8>> {
         if let Some(to) = self.there.partner(true, id, entry).or(self.aside_there.partner(true, id, entry)) {
             return Ok(to.to_vec());
@@ -234,19 +235,19 @@ impl Follow {
         self.here.leaves(id, entry)
     }
 
-    /// What was moved here: where it was in the origin, and where it is.
+    /// All entries that were moved here: where they were in the origin, and where they are.
     pub(crate) fn all_here(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         self.here.all().map(|(_, a, entry)| (a.to_vec(), entry.to_vec())).collect()
     }
 
-    /// What was moved here of what lay below the directory of the origin with this contents prefix.
+    /// The entries that were moved here out of the directory of the origin with this contents prefix.
     pub(crate) fn moved_out(&self, dir: &[u8]) -> Vec<(Vec<u8>, Identity)> {
         let first = self.left.partition_point(|(a, _)| **a < *dir);
         let inside = self.left.get(first..).unwrap_or_default();
         inside.iter().take_while(|(a, _)| a.starts_with(dir)).cloned().collect()
     }
 
-    /// Where that is in the fork which is at `entry` of the origin.
+    /// The path in the fork of what is at `entry` of the origin.
     pub(crate) fn there(&mut self, trees: &Trees, id: Identity, entry: &[u8]) -> Result<Option<Vec<u8>>> {
         if let Some(to) = self.there.partner(true, id, entry) {
             return Ok(Some(to.to_vec()));
@@ -259,17 +260,17 @@ impl Follow {
         Ok(same.then_some(place))
     }
 
-    /// Where in the origin that was which the fork has moved to `entry`.
+    /// The path in the origin of what the fork has moved to `entry`.
     pub(crate) fn source(&self, id: Identity, entry: &[u8]) -> Option<Vec<u8>> {
         self.there.source(id, entry).map(<[u8]>::to_vec)
     }
 
-    /// The directory of the origin with this contents prefix, here.
+    /// The contents prefix here of the directory of the origin with this contents prefix.
     pub(crate) fn dir_here(&mut self, trees: &Trees, dir: &[u8]) -> Result<Option<Vec<u8>>> {
         image(&self.here, &mut self.here_of, (&trees.base, &trees.ours), true, dir)
     }
 
-    /// Where that is here which is at `entry` of the origin.
+    /// The place here of what is at `entry` of the origin.
     pub(crate) fn here(&mut self, trees: &Trees, id: Identity, entry: &[u8]) -> Result<Here> {
         if let Some(to) = self.here.partner(true, id, entry) {
             return Ok(Here { value: trees.ours.value(to)?, entry: Some(to.to_vec()), moved: true });
@@ -287,7 +288,7 @@ impl Follow {
         Ok(Here { entry: Some(place), value, moved: false })
     }
 
-    /// Where in the origin that was which is at `entry` here, with this value.
+    /// The path in the origin of what is at `entry` here, with this value.
     pub(crate) fn origin_of(&mut self, trees: &Trees, entry: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>> {
         if let Some(from) = self.here.source(identity(entry, value)?, entry) {
             return Ok(Some(from.to_vec()));
@@ -296,7 +297,7 @@ impl Follow {
         let Some(dir) = image(&self.here, &mut self.base_of, sides, false, dir)? else { return Ok(None) };
         let place = in_dir(&dir, entry);
         let Some(found) = trees.base.value(&place)? else { return Ok(None) };
-        // What was there has gone elsewhere, and this is new.
+        // The entry of the origin was moved elsewhere, and this one is new.
         let gone = self.here.leaves(identity(&place, &found)?, &place);
         Ok((!gone).then_some(place))
     }

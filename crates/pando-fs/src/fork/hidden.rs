@@ -1,8 +1,8 @@
-//! What a merge leaves for its end where its steps go into a tree that nobody sees.
+//! What a merge leaves for its end if its steps go into a hidden tree.
 //!
-//! The steps are batches of any number then, so nothing of them may be seen: neither in the area of linked files of
-//! the lineage around, nor in memory, nor in what is kept by place. Guarantees that a batch names no key outside of the
-//! volumes to work in. Uses keys and records.
+//! The steps are several batches then, so no effect of them may be visible before the last: neither in the area of
+//! linked files of the lineage around, nor in memory, nor in the keys that are kept by contents prefix. Guarantees that
+//! a batch changes no key outside of the volumes of the merge.
 
 use std::collections::HashSet;
 
@@ -17,8 +17,8 @@ use crate::{
     volume::Fs,
 };
 
-/// Lineages that are given back at the end, a count; of more than these, marking finds out that nobody has them.
-const MAX_RETIRED: usize = 1 << 12;
+/// Lineages that are given back at the end, a count; more than these are found unused by marking.
+const MAX_RETIRED_LINEAGES: usize = 1 << 12;
 
 /// A change of the attributes of a file.
 pub(crate) struct AttributeChange {
@@ -42,7 +42,7 @@ impl AttributeChange {
         batch.put(path::meta_of(data), record.encode());
     }
 
-    /// The same for a copy, at a place where nothing is any more, of the file with this data prefix.
+    /// The same for a copy of the file with this data prefix, at a path that is free.
     pub(crate) fn put_copy(&self, batch: &mut Batch, from: &Bytes, place: &[u8], record: &Record) {
         let (to, fileno) = (path::data(place), self.alone.unwrap_or(record.fileno));
         let own = Record { fileno, pin: None, nlink: 1, crtime: record.ctime, ..record.clone() };
@@ -72,7 +72,7 @@ pub(crate) struct Hidden {
     pub unnamed: Vec<(Vec<u8>, bool)>,
     /// Linked files that change there.
     pub linked: Vec<AttributeChange>,
-    /// Of these, what others may not change until the end.
+    /// Those of them that other calls may not change until the end.
     pub watched: Watched,
     /// Roots in the tree in whose areas something was changed, by contents prefix.
     pub areas: HashSet<Vec<u8>>,
@@ -96,19 +96,19 @@ impl Hidden {
         }
     }
 
-    /// Where the keys of one prefix of something wait.
+    /// The prefix under which the keys of one prefix of a moving entry wait.
     pub(crate) fn aside(&self, number: u32, slot: u8) -> Bytes {
         [&path::meta(&self.waiting)[..], &number.to_be_bytes(), &[slot]].concat().into()
     }
 
-    /// Watches a linked file, of which a name goes, if it is of the lineage with this root and that is the one around.
+    /// Watches a linked file that loses a name, if its lineage has this root and is the one around.
     pub(crate) fn watch(&mut self, root: &[u8], id: u64) {
         if self.root == root {
             self.watched.leaves(id);
         }
     }
 
-    /// The same of those of which the index, `view` of it, has names that begin so. Reads these.
+    /// The same for all files that have names with this prefix in the index of `view`. Reads those names.
     pub(crate) fn watch_all(
         &mut self,
         root: &[u8],
@@ -136,7 +136,7 @@ impl Hidden {
     }
 
     pub(crate) fn retire(&mut self, root: Retired) {
-        if root.record.clone_id != 0 && self.retired.len() < MAX_RETIRED {
+        if root.record.clone_id != 0 && self.retired.len() < MAX_RETIRED_LINEAGES {
             self.retired.push(root);
         }
     }

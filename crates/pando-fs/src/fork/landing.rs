@@ -1,7 +1,7 @@
-//! A plan by place: what a merge does at a path, and where that is afterwards which is there before.
+//! A plan by path: what a merge does at a path, and where the entry at that path is afterwards.
 //!
-//! Guarantees that a path has one place afterwards, and none only if it is removed, or another file's. Pure; uses
-//! plans and moves.
+//! Guarantees that an entry has one path afterwards, and none only if it is removed or replaced by another file. Pure
+//! functions.
 
 use std::{
     borrow::Cow,
@@ -28,7 +28,7 @@ pub(crate) struct Site {
     pub renewed: bool,
     /// Its attributes change.
     pub changed: bool,
-    /// Its extended attributes do.
+    /// Its extended attributes change.
     pub attrs: bool,
 }
 
@@ -36,7 +36,7 @@ pub(crate) struct Site {
 pub(crate) struct Landing<'a> {
     moved: Moved,
     at: HashMap<&'a [u8], Site>,
-    /// All paths, of before, at which something is done or to which something comes, in order.
+    /// All paths, as before the merge, at which the merge does something or to which something comes, in order.
     paths: Vec<Cow<'a, [u8]>>,
     targets: HashSet<Vec<u8>>,
     /// Directories whose entries change.
@@ -94,12 +94,12 @@ impl<'a> Landing<'a> {
         }
     }
 
-    /// What is done at this path itself.
+    /// What the merge does at this path itself.
     pub(crate) fn at(&self, entry: &[u8]) -> Site {
         self.at.get(entry).copied().unwrap_or_default()
     }
 
-    /// Where what is at this path is moved: the contents prefix of a directory, of before, and a name.
+    /// Where the entry at this path is moved: the contents prefix of a directory, as before the merge, and a name.
     pub(crate) fn target_of(&self, entry: &[u8]) -> Option<(&[u8], &[u8])> {
         self.moved.target(&contents_of(entry))
     }
@@ -120,7 +120,8 @@ impl<'a> Landing<'a> {
         self.paths.get(first).is_some_and(|path| path.starts_with(dir))
     }
 
-    /// Where that is afterwards which is at `entry` before; `None` if it is removed, with a directory around it too.
+    /// The path that what is at `entry` has afterwards; `None` if it is removed, by itself or with a directory around
+    /// it.
     pub(crate) fn land(&self, entry: &[u8]) -> Option<Vec<u8>> {
         let contents = contents_of(entry);
         for above in upwards(&contents) {

@@ -1,9 +1,8 @@
-//! Merges of more than one batch: made beside the tree, on copies in a volume that nobody sees, and put in the place of
-//! its contents in one batch.
+//! Merges of more than one batch: made on copies of the tree in a hidden volume, which replace its contents in one
+//! batch.
 //!
-//! Guarantees that such a merge is all there or not at all, that what others write into the directory meanwhile is
-//! there afterwards, and that they wait for short moments only. See `docs/versions.md`. Uses plans, what carries them
-//! out, `replay` and `exchange`.
+//! Guarantees that such a merge is atomic, that changes which other calls make in the directory meanwhile are kept, and
+//! that those calls wait for short moments only. See `docs/versions.md`.
 
 use pando_db::{Batch, Snapshot};
 
@@ -16,33 +15,35 @@ use crate::{
         exchange::Exchange,
         hidden::{Hidden, write_in_parts},
         landing::Landing,
-        merge::{Places, Planned, stays},
+        places::{Places, Planned, stays},
         replay::{Replay, Replayed},
         step::{Step, Trees},
         text::TextBudget,
         told::MergeReport,
         works::{BEFORE, MERGED, WAITING, Works},
     },
+    format::FEATURE_WORKS,
     inode::InodeRef,
     path::{self, system},
     record::Record,
     types::CloneReport,
-    volume::{Fs, WORKS},
+    volume::Fs,
 };
 
 /// How often such a merge begins, a count.
 const BEGINNINGS: u32 = 4;
-/// How often what others have changed is looked at, a count.
+/// How often changes of other calls are replayed, a count.
 const ROUNDS: u32 = 12;
-/// Most operations of one batch beside the tree, a count.
+/// Most operations of one batch in the hidden volume, a count.
 const BATCH_OPS: usize = 1 << 13;
-/// Most changed paths that are looked at while others wait, a count: the first time, and ever. It doubles each time.
+/// Most changed paths that are replayed while other calls wait, a count: the first time, and ever. It doubles each
+/// time.
 const LAST_PATHS: usize = 2000;
 const MOST_LAST_PATHS: usize = 8 * LAST_PATHS;
 /// The least of these, where batches are small, a count.
 const FEW_PATHS: usize = 4;
 
-/// What a look at the trees has come to while both were held.
+/// The result of a replay while both trees were held.
 enum Looked {
     Done(CloneReport, bool),
     Clash,
@@ -83,7 +84,7 @@ impl Fs {
         (fork, into): (&InodeRef, &InodeRef),
         mut planned: Option<Planned>,
     ) -> Result<(MergeReport, CloneReport)> {
-        self.need_feature(WORKS)?;
+        self.need_feature(FEATURE_WORKS)?;
         for _ in 0..BEGINNINGS {
             let works = Works { work: self.fresh_volume()?, next: self.fresh_volume()? };
             let done = self.merge_beside(who, (fork, into), planned.take(), works);
@@ -161,7 +162,7 @@ impl Fs {
         }
         self.may_leave_from(dirs.1, plan.steps.iter().filter_map(Step::leaves))?;
         let brought = self.brought(&plan.steps, &mut trees, dirs.1)?;
-        // Before it is done for nothing.
+        // Checked before the work, which would be in vain.
         self.has_room(dirs.1.ino, brought)?;
         let now = self.now();
         let limit = self.merge_steps.clamp(1, BATCH_OPS);
@@ -193,7 +194,7 @@ impl Fs {
                     Replayed::Clash => return Ok(Looked::Clash),
                     Replayed::More => {}
                     Replayed::All => {
-                        // It is beside the tree as well, so it need not be in the last batch.
+                        // This is in the hidden volume as well, so it need not be in the last batch.
                         write_in_parts(self, replay.batch)?;
                         let exchange = Exchange {
                             fs: self,
@@ -226,7 +227,7 @@ impl Fs {
                 Looked::Clash => return Ok(None),
                 Looked::Done(report, counts) => {
                     if counts {
-                        self.count_in_background();
+                        self.count_names_soon();
                     }
                     return Ok(Some((MergeReport { changes: plan.told, merged: true }, report)));
                 }

@@ -1,9 +1,9 @@
 //! Attributes that a merge gives to files with several names.
 //!
-//! A merge compares paths, but names of one file have their attributes in common. They are changed in place if all
-//! names in the tree are to have the same, as after a `chmod` in the fork. Else each name that changes becomes a file
-//! of its own. Guarantees that no name in the tree gets attributes that the plan does not give it. Names outside of the
-//! tree, in the same lineage, follow a change in place, as they do when a program changes the file. Uses plans.
+//! A merge compares paths, but the names of one file share its attributes. They are changed in place if all names in
+//! the tree get the same attributes, as after a `chmod` in the fork. Otherwise each name that changes becomes a file of
+//! its own. Guarantees that no name in the tree gets attributes that the plan does not give it. Names outside of the
+//! tree, in the same lineage, follow a change in place, as they do when a program changes the file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     fork::{
         follow::upwards,
-        plan::Planner,
+        planner::Planner,
         step::{Step, differ},
     },
     path,
@@ -26,9 +26,9 @@ type NamesOf = HashMap<u64, Vec<Vec<u8>>>;
 type NameChange = (Vec<u8>, Vec<u8>, Aspects);
 
 impl Planner<'_> {
-    /// Settles which changes are made in place, once for all names. Where there are such files it reads the index of
+    /// Decides which changes are made in place, once for all names. If there are such files, this reads the index of
     /// names of their lineages below the top.
-    pub(crate) fn settle_linked(&mut self) -> Result<()> {
+    pub(crate) fn decide_linked(&mut self) -> Result<()> {
         let linked = std::mem::take(&mut self.linked);
         if linked.is_empty() {
             return Ok(());
@@ -64,7 +64,8 @@ impl Planner<'_> {
         }
         let mut at = 0..;
         self.steps.retain(|_| at.next().is_none_or(|at| !once.contains(&at)));
-        // Names that become files of their own take along what they keep before it changes.
+        // Changes in place come last: a name that becomes a file of its own copies the attributes that it keeps before
+        // they change.
         self.steps.append(&mut in_place);
         Ok(())
     }
@@ -92,7 +93,7 @@ impl Planner<'_> {
         Ok(())
     }
 
-    /// Where the plan removes what is there, or puts another file.
+    /// Paths at which the plan removes an entry or puts another file.
     pub(crate) fn renewed(&self) -> BTreeSet<Vec<u8>> {
         let at = |step: &Step| match step {
             Step::Remove(to) => Some(to.clone()),
@@ -102,7 +103,7 @@ impl Planner<'_> {
         self.steps.iter().filter_map(at).collect()
     }
 
-    /// Whether the names of a file that stay are those of `steps`, and all of them get the same.
+    /// Whether all remaining names of a file are changed by `steps`, and all get the same attributes.
     fn all_alike(&mut self, names: &[Vec<u8>], steps: &[usize], renewed: &BTreeSet<Vec<u8>>) -> Result<bool> {
         let changes: Vec<NameChange> = steps.iter().filter_map(|at| self.attribute_change(*at)).collect();
         let goes = |name: &Vec<u8>| {

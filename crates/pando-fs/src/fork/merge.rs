@@ -1,9 +1,8 @@
-//! Merging a fork: planned beside all others, then done in one batch while nobody is in either tree.
+//! Merges a fork: planned beside all other calls, then done in one batch while no call is in either tree.
 //!
 //! The plan is made of a frozen state, without a lock. Then both trees are held, and if nothing in them has changed
 //! since, the plan is carried out; else it is made again, the last time while both are held. A plan of more than a
-//! batch is for `large`. Guarantees that a merge is of one moment, and all of it or nothing. Uses plans and what
-//! carries them out.
+//! batch is for `large`. Guarantees that a merge is of one moment, and is done as a whole or not at all.
 
 use std::sync::atomic::AtomicBool;
 
@@ -12,136 +11,35 @@ use pando_db::{Batch, Snapshot};
 use crate::{
     account::AccountChange,
     bill::{Above, Bill, Taken},
-    diff::side::Side,
-    domain::copies_of_links,
     error::{Error, Result},
     fork::{
         apply::Apply,
         bounds::{Bounds, Merging},
-        no_fork,
-        plan::Planner,
-        step::{Plan, Step, Trees},
+        places::{Place, Places, stays},
+        step::{Plan, Step},
         text::TextBudget,
-        told::{MergeChange, MergeKind, MergeOptions, MergeReport},
+        told::{MergeOptions, MergeReport},
     },
     forks::Fork,
-    inode::{Ancestry, InodeRef, Link},
-    lock::{Attempts, Guard, Obstacle, attempt_shared},
+    inode::InodeRef,
+    lock::Obstacle,
     merge::Change,
     path::{self, system},
     place::may_change,
-    record::Record,
     types::{CloneReport, Ino, ROOT},
     volume::Fs,
 };
 
-/// How often a plan is made beside others before they are held up, a count.
-const ATTEMPTS: u32 = 3;
+/// How often a plan is made beside other calls before these have to wait, a count.
+const PLAN_ATTEMPTS: u32 = 3;
 
-/// Where a directory is.
-#[derive(PartialEq, Eq)]
-pub(crate) struct Place {
-    pub entry: Vec<u8>,
-    pub contents: Vec<u8>,
-    /// Contents prefix of the root of the lineage.
-    pub root: Vec<u8>,
-}
-
-/// Where both are, and what is stored of the fork.
-#[derive(PartialEq, Eq)]
-pub(crate) struct Places {
-    pub fork: Fork,
-    pub theirs: Place,
-    pub ours: Place,
-}
-
-/// Where a directory seems to be, to one who holds nothing.
-struct Seen {
-    place: Place,
-    /// It, and the directories above.
-    up: Ancestry,
-    /// Which of them is the root of its lineage.
-    root_at: usize,
-}
-
-impl Seen {
-    fn of(dir: &InodeRef) -> Result<Self> {
-        dir.must_be_dir()?;
-        let up = dir.ancestry()?;
-        let (mut contents, mut own, mut root, mut root_at) = (Vec::new(), 0, 0, up.len());
-        for (at, inode) in up.iter().enumerate().rev() {
-            let is_root = inode.peek(|s| match &s.link {
-                Link::Root => Ok(true),
-                Link::At { name, .. } => {
-                    own = contents.len();
-                    path::enter(&mut contents, name).map(|()| s.record.clone_id != 0)
-                }
-                _ => Err(Error::Stale(dir.ino)),
-            })?;
-            if is_root {
-                (root, root_at) = (contents.len(), at);
-            }
-        }
-        let root = contents.get(..root).unwrap_or_default().to_vec();
-        let place = Place { entry: path::entry_of(&contents, own), contents, root };
-        Ok(Self { place, up, root_at })
-    }
-
-    fn root(&self) -> Result<&InodeRef> {
-        let damaged = Error::Damaged { what: "a merge".into(), detail: "a directory without a root above" };
-        self.up.get(self.root_at).ok_or(damaged)
-    }
-
-    /// Whether it is there still.
-    fn is(&self, other: &Self) -> bool {
-        let inos = |seen: &Self| seen.up.iter().map(|inode| inode.ino).collect::<Vec<_>>();
-        self.place == other.place && inos(self) == inos(other)
-    }
-}
-
-/// A plan that was made beside others, and of what.
-pub(crate) type Planned = (Places, Snapshot, Plan);
-
-/// What became of a plan while both trees were held.
+/// The result of a plan while both trees were held.
 enum Held {
     Done(MergeReport, CloneReport, bool),
-    /// It is none any more.
+    /// It is out of date.
     Old,
-    /// It is more than a batch.
+    /// It is too much for a batch.
     Large,
-}
-
-impl Places {
-    fn trees(&self, view: &Snapshot) -> Trees {
-        let mark = path::snapshot(self.fork.number);
-        let side = |p: &Place| Side::of_place(view, None, (&p.entry, &p.contents), p.root.clone());
-        Trees {
-            base: Side::of_place(view, None, (&mark, &mark), mark.clone()),
-            theirs: side(&self.theirs),
-            ours: side(&self.ours),
-        }
-    }
-
-    /// Whether both trees are in `now` what they were in `then`.
-    pub(crate) fn same(&self, then: &Snapshot, now: &Snapshot) -> Result<bool> {
-        for place in [&self.theirs, &self.ours] {
-            let meta = path::meta(&place.entry);
-            if then.get(&meta)? != now.get(&meta)? {
-                return Ok(false);
-            }
-            let own = path::attrs_under(&path::data(&place.entry));
-            // Files with several names lie in an area of their lineage, perhaps outside of the tree.
-            let area = path::all_linked(&place.root);
-            let linked = [path::meta(&area), path::data(&area)];
-            let inside = [path::meta(&place.contents), path::data(&place.contents), own];
-            for prefix in inside.iter().chain(&linked) {
-                if then.diff(prefix, now, prefix)?.next().transpose()?.is_some() {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
-    }
 }
 
 impl Fs {
@@ -220,9 +118,9 @@ impl Fs {
         into: &InodeRef,
     ) -> Result<(MergeReport, CloneReport)> {
         let options = who.options;
-        for attempt in 0..=ATTEMPTS {
+        for attempt in 0..=PLAN_ATTEMPTS {
             let mut planned = None;
-            if attempt < ATTEMPTS || options.dry_run {
+            if attempt < PLAN_ATTEMPTS || options.dry_run {
                 let (places, view) =
                     self.with_attempts(|_| Ok((self.places(fork, into)?, self.db.snapshot())))?;
                 let mut plan = self.plan(&places, &view, who, false)?;
@@ -273,7 +171,7 @@ impl Fs {
                 Held::Large => return self.merge_large(who, (fork, into), planned),
                 Held::Done(told, report, counts) => {
                     if counts {
-                        self.count_in_background();
+                        self.count_names_soon();
                     }
                     return Ok((told, report));
                 }
@@ -287,18 +185,6 @@ impl Fs {
         self.plan_of(&mut places.trees(view), places, who, TextBudget::new(held))
     }
 
-    /// Plans for trees that are those of these places, or copies of them.
-    pub(crate) fn plan_of(
-        &self,
-        trees: &mut Trees,
-        places: &Places,
-        who: Merging<'_>,
-        text: TextBudget,
-    ) -> Result<Plan> {
-        let at = (places.theirs.contents.clone(), places.ours.contents.clone());
-        Planner::new(trees, who, text, at, self.has_links()).plan()
-    }
-
     fn places(&self, fork: &InodeRef, into: &InodeRef) -> Result<Places, Obstacle> {
         let place = |dir: &InodeRef| -> Result<Place, Obstacle> {
             let at = self.attempt_dir(dir)?;
@@ -306,91 +192,6 @@ impl Fs {
             Ok(Place { entry: at.entry.clone(), contents: at.contents.clone(), root })
         };
         Ok(self.places_of(fork, into, [place(fork)?, place(into)?])?)
-    }
-
-    fn places_of(&self, fork: &InodeRef, into: &InodeRef, [theirs, ours]: [Place; 2]) -> Result<Places> {
-        if ours.contents.starts_with(&theirs.contents) {
-            return Err(Error::Invalid(format!(
-                "{}: is the fork, or lies in it; it is merged into what it was made of",
-                into.label()
-            )));
-        }
-        let found = self.fork_at(&theirs.contents)?.ok_or_else(|| no_fork(fork.label()))?;
-        Ok(Places { fork: found, theirs, ours })
-    }
-
-    /// Holds both trees so that nobody is in them, nor in the files with several names of their lineages, and they stay
-    /// where they are.
-    pub(crate) fn hold_both(
-        &self,
-        tries: &mut Attempts,
-        fork: &InodeRef,
-        into: &InodeRef,
-    ) -> Result<(Places, Vec<Guard>), Obstacle> {
-        // Without a lock: one of these may be the one that was waited for, and it is to be used.
-        let (theirs, ours) = (Seen::of(fork)?, Seen::of(into)?);
-        let nested = theirs.place.contents.starts_with(&ours.place.contents);
-        let outer = if nested { vec![&ours] } else { vec![&ours, &theirs] };
-        // Each lock once, and whether exclusively.
-        let mut wanted: Vec<(InodeRef, bool)> = Vec::new();
-        let mut want = |inode: &InodeRef, exclusive| match wanted.iter_mut().find(|(i, _)| i.ino == inode.ino)
-        {
-            Some((_, is_exclusive)) => *is_exclusive |= exclusive,
-            None => wanted.push((inode.clone(), exclusive)),
-        };
-        for seen in &outer {
-            for (at, inode) in seen.up.iter().enumerate() {
-                want(inode, at == 0);
-            }
-        }
-        for seen in [&ours, &theirs] {
-            // A call that changes such a file holds the tree of the root of its lineage.
-            if self.has_link_area(&seen.place.root)? {
-                want(seen.root()?, true);
-            }
-        }
-        let mut held = Vec::new();
-        for (inode, exclusive) in &wanted {
-            held.push(match exclusive {
-                true => tries.exclusive(&inode.tree)?,
-                false => attempt_shared(&inode.tree)?,
-            });
-        }
-        // Now that all above is held, nothing of it moves: is it all as it was seen?
-        for (dir, seen) in [(fork, &theirs), (into, &ours)] {
-            if !Seen::of(dir)?.is(seen) {
-                return Err(Obstacle::Taken { lock: dir.names.clone(), exclusive: false });
-            }
-            let root = seen.root()?;
-            let is_alone = wanted.iter().any(|(inode, exclusive)| *exclusive && inode.ino == root.ino);
-            if !is_alone && self.has_link_area(&seen.place.root)? {
-                return Err(Obstacle::Taken { lock: root.tree.clone(), exclusive: true });
-            }
-        }
-        Ok((self.places_of(fork, into, [theirs.place, ours.place])?, held))
-    }
-
-    /// Adds to the batch that the volume `number` has what the fork, which has this record, is at this place of the
-    /// batch.
-    pub(crate) fn freeze_fork(
-        &self,
-        batch: &mut Batch,
-        number: u32,
-        fork: &Place,
-        record: &Record,
-    ) -> Result<()> {
-        self.freeze(batch, number, (&fork.entry, &fork.contents), record)?;
-        // It is made as a root, but one that is moved into another directory of its lineage may be none any more.
-        if record.clone_id == 0 && self.has_links() {
-            let damaged = || Error::Damaged { what: "a fork".into(), detail: "outside of its lineage" };
-            let names = path::meta(&path::link_name(&fork.root, &fork.contents).ok_or_else(damaged)?);
-            if self.db.prefix(&names).next().transpose()?.is_some() {
-                for (from, to) in copies_of_links(&fork.root, names, &path::snapshot(number)) {
-                    batch.clone_prefix(from, to);
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Writes the batch of a plan for the trees that are held; `None` if it is too much for one.
@@ -420,9 +221,9 @@ impl Fs {
         }
         apply.batch.put(system::cloned(), now.encode());
         // It is counted later, for names of linked files.
-        let turn = self.sole_turn();
+        let accounts = self.lock_accounts();
         let mut account = Change::default();
-        if turn.is_some() {
+        if accounts.is_some() {
             let mut record = into.peek(|s| s.record.clone());
             self.bring(into, &mut record, plan.brought)?;
             account.account = Some(AccountChange::Set(record.account));
@@ -430,15 +231,15 @@ impl Fs {
             self.ledger.mark();
         }
         let mut bill = Bill::default();
-        bill.add(above, Taken { bytes: plan.brought, guessed: true });
-        let reserved = self.reserve_alone(&turn, &mut apply.batch, bill)?;
+        bill.add(above, Taken { bytes: plan.brought, inexact: true });
+        let reserved = self.reserve_alone(&accounts, &mut apply.batch, bill)?;
         let batch = std::mem::replace(&mut apply.batch, Batch::new());
         match self.db.write(batch) {
             Err(pando_db::Error::TooLarge { what: "batch", .. }) => return Ok(None),
             done => done?,
         }
         reserved.paid();
-        drop(turn);
+        drop(accounts);
         {
             let mut cloned = self.cloned.lock();
             *cloned = now.max(*cloned);
@@ -447,53 +248,5 @@ impl Fs {
         into.change(|s| account.apply(&mut s.record));
         self.recount_later(into);
         Ok(Some(done))
-    }
-}
-
-/// The answer, if nothing is to be done.
-pub(crate) fn stays(plan: &Plan, options: MergeOptions) -> Option<MergeReport> {
-    let stops = |change: &MergeChange| match change.kind {
-        MergeKind::Conflict(why) => options.prefer.is_none() || !why.is_settled_by_a_side(),
-        _ => false,
-    };
-    (options.dry_run || plan.told.iter().any(stops))
-        .then(|| MergeReport { changes: plan.told.clone(), merged: false })
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod tests {
-    use std::{ffi::OsStr, sync::Arc};
-
-    use pando_db::device::MemDevice;
-
-    use super::*;
-    use crate::types::{Caller, FormatOptions, MountOptions};
-
-    /// Somebody is in the directory, or anywhere in its lineage, whenever the merge does not wait for the end of that.
-    #[test]
-    fn both_trees_are_held_with_the_lock_that_was_waited_for() {
-        for linked in [false, true] {
-            let device = Arc::new(MemDevice::new(64 << 20));
-            Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
-            let fs = Fs::open(device, MountOptions::default().background(false)).unwrap();
-            let (me, [s, f]) = (Caller::root(), ["s", "f"].map(OsStr::new));
-            let top = fs.mkdir(&me, ROOT, s, 0o755).unwrap().ino;
-            if linked {
-                let file = fs.mknod(&me, top, OsStr::new("file"), 0o100_644, 0).unwrap().ino;
-                fs.link(&me, file, ROOT, OsStr::new("name")).unwrap();
-            }
-            fs.fork_tree(&me, (ROOT, s), (ROOT, f), false, &[]).unwrap();
-            let (fork, into) = (fs.dir(fs.lookup(ROOT, f).unwrap().ino).unwrap(), fs.dir(top).unwrap());
-            let busy = if linked { fs.dir(ROOT).unwrap() } else { into.clone() };
-            let mut runs = 0;
-            let held = fs.with_attempts(|tries| {
-                runs += 1;
-                let free = tries.spare.is_none();
-                let _somebody = free.then(|| attempt_shared(&busy.tree)).transpose()?;
-                fs.hold_both(tries, &fork, &into).map(|(places, _held)| places.ours.contents)
-            });
-            assert_eq!((held.unwrap(), runs), (path::contents(b"", b"s").unwrap(), 2), "linked {linked}");
-        }
     }
 }

@@ -2,13 +2,16 @@
 //!
 //! See `forks` for what is stored, and `docs/versions.md`.
 
+mod allowed;
 mod apply;
 mod arrange;
 mod aside;
+mod aspects;
 mod bounds;
 mod brought;
 mod carried;
 mod carry;
+mod change;
 mod exchange;
 mod fits;
 mod follow;
@@ -18,11 +21,15 @@ mod landing;
 mod large;
 mod linked;
 mod merge;
+mod perform;
+mod places;
 mod plan;
+mod planner;
 mod replay;
 mod step;
 mod text;
 mod told;
+mod unchanged;
 mod watched;
 mod works;
 
@@ -85,7 +92,7 @@ impl Fs {
                 continue;
             }
             let Fork { number, created, since, uid } = fork;
-            let path = directory_path(system::fork_place(key).unwrap_or_default());
+            let path = directory_path(system::fork_contents(key).unwrap_or_default());
             out.push(ForkInfo { number, path, source, created, since, uid });
         }
         Ok(out)

@@ -1,11 +1,9 @@
-//! What a merge would do: the changes of a fork since its origin, each held against what is there to merge into.
+//! Plans a merge: compares each change of a fork since its origin with the state of the directory to merge into.
 //!
-//! Goes by what the fork changed, in the order of keys, and looks elsewhere only at these places, wherever they are by
-//! now (`follow`); where the fork removed a directory, also at what the other side changed in it. What only the fork
-//! has is taken as a whole. Guarantees that nothing is planned for a place at which both sides changed the same thing
-//! differently, unless a side is preferred. Changes nothing. Uses sides, streams and comparisons of `diff`.
-
-use std::collections::{BTreeMap, HashSet, VecDeque};
+//! Walks the changes of the fork in the order of keys, and reads the other trees only at the same entries, wherever
+//! they are by now (`follow`); where the fork removed a directory, also what the other side changed in it. A tree that
+//! only the fork has is taken as a whole. Guarantees that no step is planned for an entry that both sides changed
+//! differently, unless a side is preferred. Changes nothing.
 
 use bytes::Bytes;
 
@@ -13,67 +11,22 @@ use crate::{
     diff::{
         change::Aspects,
         links::LinkScan,
-        side::{DirPair, Found, Identity, contents_of, identity},
+        side::{DirPair, Identity, contents_of, identity},
         stream::{DiffStream, Spot},
     },
     error::Result,
     fork::{
-        bounds::Merging,
+        aspects::CONTENT_AND_SIZE,
         follow::{Follow, in_dir, upwards},
-        step::{Dirs, Occupant, Plan, Spots, Step, Told, Trees, differ, kind, meant},
-        text::{MergedText, TextBudget},
+        planner::Planner,
+        step::{Dirs, Occupant, Plan, Spots, differ, kind, meant},
         told::{MergeConflict, MergeKind},
     },
     path,
     types::FileKind,
 };
 
-/// What is content of a file.
-const CONTENT: Aspects = Aspects(Aspects::CONTENT.0 | Aspects::SIZE.0);
-
-/// What of a file is merged on its own.
-const GROUPS: [Aspects; 6] =
-    [CONTENT, Aspects::MODE, Aspects::OWNER, Aspects::TARGET, Aspects::DEVICE, Aspects::XATTRS];
-
-/// Steps, by their place in the plan, that change attributes of a file with several names; by its data prefix.
-pub(crate) type LinkedSteps = BTreeMap<Bytes, Vec<usize>>;
-
-pub(crate) struct Planner<'a> {
-    pub trees: &'a mut Trees,
-    pub who: Merging<'a>,
-    /// Contents prefix of the fork: nothing around it is removed.
-    pub fork: Vec<u8>,
-    /// Contents prefix of what it is merged into, which need not be that of the tree that stands for it here.
-    pub into: Vec<u8>,
-    /// Whether there may be files with several names.
-    pub links: bool,
-    pub steps: Vec<Step>,
-    pub told: Vec<Told>,
-    pub follow: Follow,
-    /// Renames that cannot be made here as such.
-    pub undone: HashSet<Identity>,
-    /// Directories that are still to be merged.
-    pub jobs: VecDeque<Dirs>,
-    /// What is settled in `linked`.
-    pub linked: LinkedSteps,
-    /// Directories of the origin that are missing here, as has been told.
-    pub missed: HashSet<Vec<u8>>,
-    text: TextBudget,
-}
-
-impl<'a> Planner<'a> {
-    pub(crate) fn new(
-        trees: &'a mut Trees,
-        who: Merging<'a>,
-        text: TextBudget,
-        (fork, into): (Vec<u8>, Vec<u8>),
-        links: bool,
-    ) -> Self {
-        let (linked, missed, undone) = (LinkedSteps::new(), HashSet::new(), HashSet::new());
-        let (steps, told, jobs, follow) = (Vec::new(), Vec::new(), VecDeque::new(), Follow::default());
-        Self { trees, who, fork, into, links, steps, told, follow, undone, jobs, linked, missed, text }
-    }
-
+impl Planner<'_> {
     /// The plan. Costs what a difference of the origin and the fork costs, and one of the records alone of the origin
     /// and this side.
     pub(crate) fn plan(mut self) -> Result<Plan> {
@@ -88,7 +41,7 @@ impl<'a> Planner<'a> {
                 self.walk(&dirs)?;
             }
             if self.undone.len() == undone {
-                self.settle_linked()?;
+                self.decide_linked()?;
                 self.may_renew()?;
                 return self.arranged();
             }
@@ -125,7 +78,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Names, below a directory, of linked files that the fork has changed, where the names say the same.
+    /// Merges linked files that the fork has changed below a directory while their names stay the same.
     fn linked(&mut self, dirs: &Dirs, root: &[u8]) -> Result<()> {
         let pair = DirPair { before: [&dirs.base, root].concat(), after: [&dirs.theirs, root].concat() };
         let trees = &mut *self.trees;
@@ -148,8 +101,8 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// What is told at the directory around an entry of the origin that is not here: the topmost such, and nothing in
-    /// it can be merged, whatever that is.
+    /// Reports a conflict at the topmost directory around an entry of the origin that this side does not have: nothing
+    /// in it can be merged.
     fn lost(&mut self, dirs: &Dirs, entry: &[u8]) -> Result<()> {
         let dir = path::directory_of(entry);
         let told = |above: &[u8]| path::entry_of_contents(above).is_some_and(|e| self.missed.contains(&e));
@@ -231,7 +184,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Something is at a place of the fork, `a` in the origin, where that has not been.
+    /// The fork has a new entry at `b`; the same path in the origin is `a`.
     fn came(&mut self, dirs: &Dirs, a: &[u8], (b, theirs): (&[u8], &Bytes)) -> Result<()> {
         let inside = a.get(dirs.base.len()..).unwrap_or_default();
         let dir = match &dirs.new {
@@ -270,10 +223,10 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// The fork has removed what was moved here, which is not followed.
+    /// The fork has removed an entry that this side has moved by a rename that is not followed.
     fn removed_elsewhere(&mut self, a: &[u8], b: &[u8], ours: Vec<u8>) -> Result<()> {
         let Some(value) = self.trees.ours.value(&ours)? else { return Ok(()) };
-        // It is what this side has made of another file, which the fork has not removed.
+        // On this side another entry of the origin is there, which the fork has not removed.
         if self.follow.origin_of(self.trees, &ours, &value)?.is_some() {
             return Ok(());
         }
@@ -292,7 +245,7 @@ impl<'a> Planner<'a> {
                 if let Some(base) = self.follow.source_aside(id, &spots.theirs)
                     && self.follow.deleted_here(self.trees, id, &base)?
                 {
-                    // It was moved there and deleted here: not something new.
+                    // It is not new: the fork has moved it there, and this side has deleted it.
                     let spots = Spots { base, ..spots.clone() };
                     return match self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
                         true => self.replace(&spots, theirs),
@@ -307,7 +260,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Both sides have something there that the origin has not, at least not of this kind.
+    /// Both sides have an entry there, and the origin has none of this kind.
     fn both_new(&mut self, spots: &Spots, theirs: &Bytes, ours: &Bytes) -> Result<()> {
         let (there, here) = (kind(&spots.theirs, theirs)?, kind(&spots.ours, ours)?);
         if there != here {
@@ -326,7 +279,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// It is of another kind in the fork.
+    /// The entry is of another kind in the fork than in the origin.
     fn turned(
         &mut self,
         dirs: &Dirs,
@@ -353,7 +306,7 @@ impl<'a> Planner<'a> {
         self.both_new(&spots, theirs, &ours)
     }
 
-    /// It is of one kind in the origin and the fork.
+    /// The entry is of one kind in the origin and the fork.
     fn on_both(
         &mut self,
         dirs: &Dirs,
@@ -373,7 +326,7 @@ impl<'a> Planner<'a> {
                 && self.is_left_there(id, a, b)?
                 && !meant(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty()
             {
-                return match self.conflict(&spots, MergeConflict::Changed, CONTENT)? {
+                return match self.conflict(&spots, MergeConflict::Changed, CONTENT_AND_SIZE)? {
                     true => self.replace(&spots, theirs),
                     false => Ok(()),
                 };
@@ -395,88 +348,5 @@ impl<'a> Planner<'a> {
             true => self.replace(&spots, theirs),
             false => Ok(()),
         }
-    }
-
-    /// Merges what is of one kind on all sides, aspect by aspect.
-    pub(crate) fn merge_found(
-        &mut self,
-        spots: &Spots,
-        base: Option<&Found>,
-        theirs: &Found,
-        ours: &Found,
-    ) -> Result<()> {
-        let trees = &*self.trees;
-        let apart = differ(&trees.theirs, theirs, &trees.ours, ours)?;
-        let (there, here) = match base {
-            Some(base) => {
-                let there = differ(&trees.base, base, &trees.theirs, theirs)?;
-                match there.is_empty() {
-                    true => return Ok(()),
-                    false => (there, differ(&trees.base, base, &trees.ours, ours)?),
-                }
-            }
-            None => (apart, apart),
-        };
-        let (mut take, mut clash) = (Aspects::default(), Aspects::default());
-        for group in GROUPS {
-            let has = |aspects: Aspects| aspects.0 & group.0 != 0;
-            if has(there) && has(apart) {
-                let to = if has(here) { &mut clash } else { &mut take };
-                to.0 |= group.0;
-            }
-        }
-        if take.is_empty() && clash.is_empty() {
-            return Ok(());
-        }
-        let mut lines = None;
-        if let Some(base) = base
-            && clash.contains(Aspects::CONTENT)
-        {
-            lines = self.lines(base, theirs, ours)?;
-        }
-        if lines.is_some() {
-            clash.0 &= !CONTENT.0;
-        }
-        if !clash.is_empty() {
-            if self.conflict(spots, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
-                take.0 |= clash.0;
-            }
-        } else {
-            let (kind, content) = match &lines {
-                None => (MergeKind::Modified, 0),
-                Some(text) if text.marked => (MergeKind::Marked, CONTENT.0),
-                Some(_) => (MergeKind::Lines, CONTENT.0),
-            };
-            self.tell(spots, kind, Aspects((take.0 | content) & there.0))?;
-        }
-        if take.is_empty() && lines.is_none() {
-            return Ok(());
-        }
-        self.owned(&spots.ours, ours.record.uid)?;
-        self.owned(&spots.ours, theirs.record.uid)?;
-        let (from, to, aspects) = (spots.theirs.clone(), spots.ours.clone(), take);
-        if let Some(text) = lines {
-            self.add_step(Step::Write { from, to, aspects, text: text.bytes })?;
-            return Ok(());
-        }
-        let step = Step::Change { from, to, aspects, alone: false };
-        let is_linked = ours.record.kind != FileKind::Directory
-            && ours.data != path::data(&self.trees.ours.place(&spots.ours));
-        if is_linked && !step.makes_file() {
-            self.linked.entry(ours.data.clone()).or_default().push(self.steps.len());
-        }
-        self.add_step(step)
-    }
-
-    /// The lines of both sides, if they are wanted and can be had; with markers only if no side is preferred.
-    fn lines(&mut self, base: &Found, theirs: &Found, ours: &Found) -> Result<Option<MergedText>> {
-        // The merged file shows its user lines of all three versions, and the origin may have another owner.
-        let may_read = |found: &Found| self.who.owner.is_none_or(|owner| owner == found.record.uid);
-        if !self.who.options.text || ![base, theirs, ours].into_iter().all(may_read) {
-            return Ok(None);
-        }
-        let t = &*self.trees;
-        let merged = self.text.merge_lines((&t.base, base), (&t.theirs, theirs), (&t.ours, ours))?;
-        Ok(merged.filter(|text| !text.marked || self.who.options.prefer.is_none()))
     }
 }

@@ -1,10 +1,10 @@
-//! What others have changed in a directory since a large merge into it began, done again on the tree that the merge
-//! works in.
+//! Repeats, on the tree that a large merge works in, what other calls have changed in the directory since the merge
+//! began.
 //!
 //! The changes are a difference of two copies of the directory. Each changed path is brought to its place after the
 //! merge: whole files and new directories by reference, records field by field where the merge has changed them too.
-//! Guarantees that all that is changed is in the work tree then, or that a clash is told: something that the merge
-//! removes, replaces or changes otherwise. Uses differences of keys, and plans by place.
+//! Guarantees that the work tree has all these changes then, or that the result is a clash: a change of something that
+//! the merge removes, replaces or changes in another way.
 
 use bytes::Bytes;
 use pando_db::{Batch, Snapshot};
@@ -27,17 +27,17 @@ use crate::{
     volume::Fs,
 };
 
-/// What a replay came to.
+/// The result of a replay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Replayed {
     All,
-    /// There is more than was wanted.
+    /// There are more changed paths than the caller allows.
     More,
-    /// The merge and others have changed the same.
+    /// The merge and other calls have changed the same thing.
     Clash,
 }
 
-/// Who does it, and where: contents prefixes of the directory before and after, and of the work tree.
+/// One replay: the contents prefixes of the directory before and after, and of the work tree.
 pub(crate) struct Replay<'a> {
     fs: &'a Fs,
     landing: &'a Landing<'a>,
@@ -83,7 +83,7 @@ pub(crate) fn overlay(before: &Record, live: &Record, merged: &Record) -> Option
     if merged.ctime != before.ctime {
         out.ctime = live.ctime.max(merged.ctime);
     }
-    // What somebody has written meanwhile does not get the rights that the merge gives.
+    // Content that was written meanwhile does not get set-id bits or capabilities from the merge.
     let written = (live.mtime, live.size) != (before.mtime, before.size);
     let granted = without_set_id(out.perm).is_some() || out.attrs.get(CAPABILITY).is_some();
     let given = (merged.perm, merged.uid, merged.gid) != (before.perm, before.uid, before.gid)
@@ -105,8 +105,8 @@ impl<'a> Replay<'a> {
         Self { fs, landing, hidden, view, before, after, work, areas, batch: Batch::new() }
     }
 
-    /// Does all, or tells that there are more than `most` changed paths. Without a bound what is in the batch is
-    /// written as it comes.
+    /// Replays all changes, or returns `More` if there are more than `most` changed paths. Without a bound the batch is
+    /// written in parts.
     pub(crate) fn run(&mut self, most: Option<usize>) -> Result<Replayed> {
         let mut count = 0usize;
         let mut is_too_much = move || {
@@ -141,8 +141,8 @@ impl<'a> Replay<'a> {
         Ok(Replayed::All)
     }
 
-    /// What others have changed in linked files of the lineage around. They are in none of the copies, so it stays as
-    /// it is, but for what the merge does to them at its end, which must not be the same.
+    /// Looks at changes of linked files in the lineage around. Those files are in none of the copies, so the changes
+    /// stay; they clash only with what the merge does to the same files at its end.
     fn around(&self, is_too_much: &mut impl FnMut() -> bool) -> Result<Replayed> {
         let watched = &self.hidden.watched;
         if watched.is_empty() {
@@ -174,13 +174,13 @@ impl<'a> Replay<'a> {
         Ok(Replayed::All)
     }
 
-    /// One path that differs; false if it clashes.
+    /// Replays one changed path; false if it clashes.
     fn entry(&mut self, stream: &mut DiffStream, inside: &[u8], data: bool) -> Result<bool> {
         let value = |top: &[u8]| self.view.get(&path::meta(&[top, inside].concat()));
         let (before, after) = (value(self.before)?, value(self.after)?);
         let stored = |value: &Option<Bytes>| value.as_ref().and_then(|value| Stored::decode(value).ok());
         let (was, is) = (stored(&before), stored(&after));
-        // Whoever reads what the merge removes or replaces does not disturb it.
+        // A new access time of what the merge removes or replaces is no clash.
         let only_read = match (&was, &is) {
             (Some(Stored::Record(a)), Some(Stored::Record(b))) if !data => {
                 **b == Record { atime: b.atime, ..Record::clone(a) }
@@ -225,7 +225,7 @@ impl<'a> Replay<'a> {
         if is.is_some() && self.landing.is_target(inside) {
             return Ok(false);
         }
-        // The index of names says where they are: what moves has none in it.
+        // The index of names has paths: what moves has no names in it.
         let may_be_named = matches!(is, Some(Stored::Name(_))) || is_dir(&is) && self.fs.has_links();
         if may_be_named && to.get(self.work.len()..) != Some(inside) {
             return Ok(false);

@@ -1,6 +1,4 @@
-//! The words for what a merge does: the three trees, places in them, and steps.
-//!
-//! Uses sides and comparisons of `diff`, and the words of `told`.
+//! The types of a plan: the three trees, places in them, and steps.
 
 use bytes::Bytes;
 
@@ -15,28 +13,28 @@ use crate::{
     types::FileKind,
 };
 
-/// One thing to do; paths are from the tops, in the form of keys, and here those of before the merge.
+/// One step of a plan. Paths begin at the tops, in the form of keys; those of this side are those before the merge.
 #[derive(Debug, Clone)]
 pub(crate) enum Step {
-    /// Removes what is there, with all below it but for what is moved elsewhere.
+    /// Removes an entry, with all below it except what is moved elsewhere.
     Remove(Vec<u8>),
-    /// Takes what the fork has at this place, with all below it, into the directory with this contents prefix; of a
-    /// directory `without` what is elsewhere here, by paths from it.
+    /// Takes the entry of the fork at `from`, with all below it, into the directory with this contents prefix; of a
+    /// directory not the paths `without`, whose entries are elsewhere on this side.
     Take { from: Vec<u8>, dir: Vec<u8>, without: Vec<Vec<u8>> },
-    /// Moves what is there, with all below it, to this name in the directory with this contents prefix.
+    /// Moves an entry, with all below it, to this name in the directory with this contents prefix.
     Move { from: Vec<u8>, dir: Vec<u8>, name: Vec<u8> },
-    /// Gives the file or directory that is there these aspects of the one in the fork. A name `alone`, of several of a
-    /// file, becomes a file of its own.
+    /// Gives a file or directory these aspects of the one in the fork. With `alone`, one of several names of a file
+    /// becomes a file of its own.
     Change { from: Vec<u8>, to: Vec<u8>, aspects: Aspects, alone: bool },
-    /// The same, and gives it this content, which is of both sides.
+    /// The same, and gives the file this content, which was merged from both sides.
     Write { from: Vec<u8>, to: Vec<u8>, aspects: Aspects, text: Bytes },
 }
 
-/// What is content of a file: who changes it makes a new one.
+/// The aspects that are content: a step that changes one of them makes a new file.
 const NEW_FILE: u16 = Aspects::CONTENT.0 | Aspects::SIZE.0 | Aspects::TARGET.0 | Aspects::DEVICE.0;
 
 impl Step {
-    /// The path of what is not there any more, or another file, or whose place is another.
+    /// The path of an entry that the step removes, replaces by another file, or moves.
     pub(crate) fn leaves(&self) -> Option<&[u8]> {
         match self {
             Self::Remove(path) | Self::Move { from: path, .. } => Some(path),
@@ -67,7 +65,7 @@ impl Step {
     }
 }
 
-/// Where something is on each side, or would be.
+/// The path of an entry on each side, which it has or would have.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Spots {
     pub base: Vec<u8>,
@@ -80,7 +78,7 @@ pub(crate) struct Spots {
 pub(crate) struct Dirs {
     pub base: Vec<u8>,
     pub theirs: Vec<u8>,
-    /// Here, if both sides have made it; then the origin has none.
+    /// The one of this side, if both sides have made it; then the origin has none.
     pub new: Option<Vec<u8>>,
 }
 
@@ -96,24 +94,24 @@ pub(crate) struct Trees {
 pub(crate) struct Plan {
     pub steps: Vec<Step>,
     pub told: Vec<MergeChange>,
-    /// Bytes that it adds to what the tree takes, once that has been found out.
+    /// Bytes that the plan adds to the tree, once they were counted.
     pub brought: i64,
 }
 
-/// What is done at a place here, or cannot be.
+/// A change, or a conflict, at a path of this side.
 pub(crate) struct Told {
     pub kind: MergeKind,
     pub ours: Vec<u8>,
     pub aspects: Aspects,
 }
 
-/// What is at a place here that something is to have.
+/// What occupies a path of this side to which something is to come.
 pub(crate) enum Occupant {
-    /// Nothing, or what the fork has moved or removed.
+    /// Nothing, or an entry that the fork has moved or removed.
     Nothing,
-    /// What is only here, or what is to be replaced.
+    /// An entry that only this side has, or that is to be replaced.
     Its(Bytes),
-    /// Something of the origin that was moved here.
+    /// An entry of the origin that was moved here.
     Other,
 }
 

@@ -1,7 +1,7 @@
 //! Lines of text that both sides of a merge have changed.
 //!
 //! Reads the three versions of a file and merges them line by line, as diff3(1) and git do. A file that is no text, or
-//! too long, stays a conflict. Changes nothing. Uses sides, keys, and a library for the lines.
+//! too long, stays a conflict. Changes nothing.
 
 use bytes::Bytes;
 use diffy::{IncompleteHunkStyle, MergeOptions};

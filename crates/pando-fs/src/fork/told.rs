@@ -1,4 +1,4 @@
-//! The words for merges. Uses those for differences.
+//! The words for merges.
 
 use std::ffi::OsString;
 

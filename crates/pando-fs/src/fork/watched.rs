@@ -1,28 +1,28 @@
-//! Files with several names that a large merge changes or whose names it takes, and that are in none of its copies.
+//! Linked files that a large merge changes, or of which it removes names, and that are in none of its copies.
 //!
-//! They lie in the area of the lineage around, where everybody goes on writing to them. Guarantees that what is written
-//! to such a file meets the merge wherever that would lose it. Pure; uses keys and records.
+//! They lie in the area of the lineage around, where other calls go on writing to them. Guarantees that a write to such
+//! a file clashes with the merge if the merge would lose it. Pure functions.
 
 use std::collections::HashSet;
 
 use crate::{path, record::Record};
 
-/// Most files that are known one by one, a count; where it is more than these, any file may be one of them.
-const MAX_LEAVING: usize = 1 << 20;
+/// Most files that are known by number, a count; beyond these, every file counts as one of them.
+const MAX_LEAVING_FILES: usize = 1 << 20;
 /// Bytes of the number of a file in a key of the area.
 const ID_BYTES: usize = 8;
 
 /// See the module. Files by their number in the lineage.
 #[derive(Default)]
 pub(crate) struct Watched {
-    /// Those of which a name goes: when that was the last one, what was written to them is nowhere.
+    /// Those that lose a name: if it was the last one, what was written to them is lost.
     leaving: HashSet<u64>,
     any_leaves: bool,
-    /// Those that get extended attributes from the fork, of which some lie outside of the record.
+    /// Those that get extended attributes from the fork, some of which lie outside of the record.
     attrs: HashSet<u64>,
 }
 
-/// Whether two records of a file are the same, but for what reading it and other names of it change.
+/// Whether two records of a file are the same, apart from the access time and changes by other names of the file.
 fn alike(before: &[u8], after: &[u8]) -> bool {
     match (Record::decode(before), Record::decode(after)) {
         (Ok(a), Ok(b)) => Record { atime: b.atime, ctime: b.ctime, nlink: b.nlink, ..a } == b,
@@ -37,7 +37,7 @@ impl Watched {
 
     /// A name of this file goes.
     pub(crate) fn leaves(&mut self, id: u64) {
-        match self.leaving.len() < MAX_LEAVING {
+        match self.leaving.len() < MAX_LEAVING_FILES {
             true => _ = self.leaving.insert(id),
             false => self.any_leaves |= !self.leaving.contains(&id),
         }
@@ -62,14 +62,15 @@ impl Watched {
     /// Whether a change of data in the area does.
     pub(crate) fn meets_data(&self, key: &[u8]) -> bool {
         let (Some(id), Some(number)) = (id_in(key), number_in(key)) else { return false };
-        self.is_leaving(id) || self.attrs.contains(&id) && (path::ATTRS..path::ATTRS_END).contains(&number)
+        self.is_leaving(id)
+            || self.attrs.contains(&id) && (path::ATTRS_BEGIN..path::ATTRS_END).contains(&number)
     }
 
     /// The first key of data behind one that does not meet the merge that may do so; `None` if there is none.
     pub(crate) fn next_data(&self, key: &[u8]) -> Option<Vec<u8>> {
         match (id_in(key), number_in(key)) {
-            (Some(id), Some(number)) if self.attrs.contains(&id) && number < path::ATTRS => {
-                Some([id.to_be_bytes(), path::ATTRS.to_be_bytes()].concat())
+            (Some(id), Some(number)) if self.attrs.contains(&id) && number < path::ATTRS_BEGIN => {
+                Some([id.to_be_bytes(), path::ATTRS_BEGIN.to_be_bytes()].concat())
             }
             _ => path::behind(key.get(..ID_BYTES).unwrap_or(key)).map(Vec::from),
         }
@@ -109,10 +110,10 @@ mod tests {
         assert!(!meets(id(7), Some(&read[..])) && !meets(id(8), Some(&written[..])));
         assert!(!watched.meets_record(&id(7), None, Some(&written[..])));
         let data = |file: u64, number: u64| [id(file), id(number)].concat();
-        assert!(watched.meets_data(&data(7, 0)) && watched.meets_data(&data(8, path::ATTRS + 5)));
-        assert!(!watched.meets_data(&data(8, 0)) && !watched.meets_data(&data(6, path::ATTRS)));
+        assert!(watched.meets_data(&data(7, 0)) && watched.meets_data(&data(8, path::ATTRS_BEGIN + 5)));
+        assert!(!watched.meets_data(&data(8, 0)) && !watched.meets_data(&data(6, path::ATTRS_BEGIN)));
         assert!(!watched.meets_data(&data(8, path::ATTRS_END)));
-        assert_eq!(watched.next_data(&data(8, 3)).unwrap(), data(8, path::ATTRS));
+        assert_eq!(watched.next_data(&data(8, 3)).unwrap(), data(8, path::ATTRS_BEGIN));
         assert_eq!(watched.next_data(&data(8, path::ATTRS_END)).unwrap(), id(9));
         assert_eq!(watched.next_data(&data(6, 3)).unwrap(), id(7));
     }
@@ -120,7 +121,7 @@ mod tests {
     #[test]
     fn where_too_many_leave_to_be_known_any_may() {
         let mut watched = Watched::default();
-        (0..MAX_LEAVING as u64).for_each(|id| watched.leaves(id));
+        (0..MAX_LEAVING_FILES as u64).for_each(|id| watched.leaves(id));
         let data = |id: u64| [id, 0].map(u64::to_be_bytes).concat();
         assert!(watched.meets_data(&data(5)) && !watched.meets_data(&data(u64::MAX)));
         watched.leaves(5);

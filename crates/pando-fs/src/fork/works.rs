@@ -26,9 +26,9 @@ impl Works {
 
 /// The copy that is merged into.
 pub(crate) const MERGED: &[u8] = b"h";
-/// What is merged into, as it was at two moments.
+/// The directory that is merged into, as it was at two moments.
 pub(crate) const BEFORE: [&[u8]; 2] = [b"o", b"p"];
 /// The area of linked files of the lineage around, as it was at the same moments.
 const AROUND: [&[u8]; 2] = [b"k", b"l"];
-/// What moves waits there.
+/// Where moving entries wait.
 pub(crate) const WAITING: &[u8] = b"x";

@@ -2,8 +2,7 @@
 //!
 //! The table of lineages is in the store too, and a directory that moves changes its row in the same batch. So records
 //! of a view go with the rows of that view: the rows of now may be of another place, or of nothing. A clone that has
-//! none there was never looked at, and nobody can have noted a number of what is in it. Allocates nothing. Uses rows
-//! and records.
+//! none there was never looked at, and nobody can have noted a number of what is in it. Allocates nothing.
 
 use std::collections::HashMap;
 

@@ -4,7 +4,7 @@
 
 use bytes::Bytes;
 
-use crate::path::{DATA, HEAD_BYTES, META, SYSTEM, key};
+use crate::path::{DATA, KEY_HEAD_BYTES, META, SYSTEM, key};
 
 fn tagged(tag: u8, rest: &[u8]) -> Bytes {
     key(SYSTEM, tag, rest)
@@ -107,7 +107,7 @@ pub(crate) fn families() -> Bytes {
 
 /// The inode number in a key of [`family`].
 pub(crate) fn family_source(key: &[u8]) -> Option<u64> {
-    Some(u64::from_be_bytes(key.get(HEAD_BYTES..)?.try_into().ok()?))
+    Some(u64::from_be_bytes(key.get(KEY_HEAD_BYTES..)?.try_into().ok()?))
 }
 
 /// What is known of a snapshot of a family.
@@ -122,7 +122,7 @@ pub(crate) fn snapshots(family: u64) -> Bytes {
 
 /// The number in a key of [`snapshot`].
 pub(crate) fn snapshot_number(key: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(key.get(HEAD_BYTES + 8 + 1..)?.try_into().ok()?))
+    Some(u32::from_be_bytes(key.get(KEY_HEAD_BYTES + 8 + 1..)?.try_into().ok()?))
 }
 
 /// The number of the snapshot of a family that has this name.
@@ -141,8 +141,8 @@ pub(crate) fn forks() -> Bytes {
 }
 
 /// The contents prefix in a key of [`fork`].
-pub(crate) fn fork_place(key: &[u8]) -> Option<&[u8]> {
-    key.get(HEAD_BYTES..)
+pub(crate) fn fork_contents(key: &[u8]) -> Option<&[u8]> {
+    key.get(KEY_HEAD_BYTES..)
 }
 
 /// Says that the fork with this number is one of the directory with this contents prefix.
@@ -157,7 +157,7 @@ pub(crate) fn forked_below(contents: &[u8]) -> Bytes {
 
 /// The contents prefix and the number in a key of [`forked`].
 pub(crate) fn forked_parts(key: &[u8]) -> Option<(&[u8], u32)> {
-    let (contents, number) = key.get(HEAD_BYTES..)?.split_last_chunk::<4>()?;
+    let (contents, number) = key.get(KEY_HEAD_BYTES..)?.split_last_chunk::<4>()?;
     Some((contents, u32::from_be_bytes(*number)))
 }
 
@@ -167,8 +167,8 @@ pub(crate) fn policy(contents: &[u8]) -> Bytes {
 }
 
 /// The contents prefix in a key of [`policy`].
-pub(crate) fn policy_place(key: &[u8]) -> Option<&[u8]> {
-    key.get(HEAD_BYTES..)
+pub(crate) fn policy_contents(key: &[u8]) -> Option<&[u8]> {
+    key.get(KEY_HEAD_BYTES..)
 }
 
 /// Says that the directory with this contents prefix has snapshots; also the prefix of such keys of all below.
@@ -177,8 +177,8 @@ pub(crate) fn snapshotted(contents: &[u8]) -> Bytes {
 }
 
 /// The contents prefix in a key of [`snapshotted`].
-pub(crate) fn snapshotted_place(key: &[u8]) -> Option<&[u8]> {
-    key.get(HEAD_BYTES..)
+pub(crate) fn snapshotted_contents(key: &[u8]) -> Option<&[u8]> {
+    key.get(KEY_HEAD_BYTES..)
 }
 
 /// Says that a volume with this number is one that a merge works in.
@@ -193,7 +193,7 @@ pub(crate) fn works() -> Bytes {
 
 /// The number in a key of [`work`].
 pub(crate) fn work_number(key: &[u8]) -> Option<u32> {
-    Some(u32::from_be_bytes(key.get(HEAD_BYTES..)?.try_into().ok()?))
+    Some(u32::from_be_bytes(key.get(KEY_HEAD_BYTES..)?.try_into().ok()?))
 }
 
 /// Where the keys of one prefix wait while two are exchanged within one batch; empty between batches.

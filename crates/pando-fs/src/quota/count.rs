@@ -1,15 +1,16 @@
-//! Counting what trees take, beside all others, and putting right what accounts say.
+//! Counts what trees take, beside all other calls, and corrects their accounts.
 //!
-//! Whatever an account says wrong stays the same while changes below add their differences, so what one state of the
-//! store says is enough to put it right later, by a blind change. Guarantees that an account which is not stale, and
-//! lies below none that is, says what is there. Nothing is held during a scan. Uses places, names, bills and sums.
+//! The error of an account stays the same while changes below add their differences. So the sum of one state of the
+//! store is enough to correct it later, by a blind change. Guarantees that an account is exact if neither it nor one
+//! above is stale. No lock is held during a scan.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, sync::Weak, time::Duration};
 
 use bytes::Bytes;
 
 use crate::{
     account::{Account, AccountChange},
+    background::BEGIN_AFTER,
     bill::Taken,
     domain::linked_bytes,
     error::{Error, Result},
@@ -21,22 +22,20 @@ use crate::{
     record::Record,
     sums::{Counted, sums},
     types::Ino,
-    volume::Fs,
+    volume::{Fs, Inner},
 };
 
-/// How often a tree is counted again because something in it became stale meanwhile, a count.
-const ATTEMPTS: u32 = 3;
-/// Who counts in the background rests so long after so many records.
-const PAUSE: Duration = Duration::from_millis(1);
+/// How often a tree is counted because an account in it became stale meanwhile, a count.
+const COUNT_ATTEMPTS: u32 = 3;
+/// The background thread sleeps so long after so many records.
+const SUM_PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_RECORDS: u64 = 2000;
-/// Counting in the background begins so long after the first reason for it.
-const BEGIN_AFTER: Duration = Duration::from_millis(200);
 
 /// Names of linked files: the contents prefix of the root of their lineage, a part of its index of names, and what of
 /// that is left out.
 type LinkedNames = (Vec<u8>, Bytes, Vec<Bytes>);
 
-/// What one call has to have counted before it can go on.
+/// The trees and names that have to be counted before one call can go on.
 #[derive(Default)]
 pub(crate) struct Counts {
     wanted: Option<(InodeRef, Vec<Vec<u8>>)>,
@@ -46,8 +45,8 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Has the directory to which these names lead from `dir` counted. The call is to end with the answer, and is made
-    /// again.
+    /// Asks for a count of the directory to which these names lead from `dir`. The call has to return this error; it is
+    /// made again once that is counted.
     pub(crate) fn want(&mut self, dir: &InodeRef, names: Vec<Vec<u8>>) -> Error {
         self.wanted = Some((dir.clone(), names));
         Error::Stale(dir.ino)
@@ -65,7 +64,7 @@ impl Counts {
 }
 
 impl Fs {
-    /// Like [`Fs::with_attempts`], and counts in between what `f` wants counted.
+    /// Like [`Fs::with_attempts`]; between calls of `f` it counts what `f` has asked for.
     pub(crate) fn with_counts<T>(
         &self,
         mut f: impl FnMut(&mut Attempts, &mut Counts) -> Result<T, Obstacle>,
@@ -78,7 +77,7 @@ impl Fs {
         })
     }
 
-    /// Runs `f` until it wants nothing counted, and counts that in between.
+    /// Runs `f` until it asks for no count, and counts in between what it has asked for.
     pub(crate) fn counting_for<T>(&self, mut f: impl FnMut(&mut Counts) -> Result<T>) -> Result<T> {
         let mut counts = Counts::default();
         loop {
@@ -100,8 +99,8 @@ impl Fs {
         }
     }
 
-    /// What the tree of the directory `dir` in `at` takes; wants it counted if it never was. Beside others, the caller
-    /// has the turn alone, or keeps everybody out of the directory.
+    /// What the tree of the directory `dir` in `at` takes; wants it counted if it never was. The caller holds the
+    /// accounts exclusively, or keeps all other calls out of the directory.
     pub(crate) fn tree_taken(&self, counts: &mut Counts, at: &DirAt, dir: &InodeRef) -> Result<Taken> {
         let frozen = match dir.frozen {
             true => self.ledger.frozen(&frozen_contents(dir)?),
@@ -109,14 +108,14 @@ impl Fs {
         };
         match (dir.peek(|s| s.record.account), frozen) {
             (Some(account), _) => {
-                Ok(Taken { bytes: account.used, guessed: account.stale || self.is_stale_around(at) })
+                Ok(Taken { bytes: account.used, inexact: account.stale || self.is_stale_around(at) })
             }
             (None, Some(bytes)) => Ok(Taken::exact(bytes)),
             (None, None) => Err(counts.want(dir, Vec::new())),
         }
     }
 
-    /// Whether counts below a directory may be wrong, because of what is said of it or of one above.
+    /// Whether the account of a directory or of one above is stale, so that those below may be wrong.
     pub(crate) fn is_stale_around(&self, at: &DirAt) -> bool {
         let mut next = self.has_accounts().then(|| at.dir.clone());
         while let Some(dir) = next {
@@ -135,8 +134,8 @@ impl Fs {
         false
     }
 
-    /// What goes with a directory that has no entries: linked files without a name may lie in it until names are
-    /// counted. The caller keeps everybody out of it.
+    /// What the removal of a directory without entries frees: linked files without a name may lie in it until names are
+    /// counted. The caller keeps all other calls out of it.
     pub(crate) fn leftovers(&self, dir: &InodeRef, contents: &[u8]) -> Result<Taken> {
         if !self.has_links() || dir.peek(|s| s.record.clone_id == 0) {
             return Ok(Taken::default());
@@ -158,7 +157,7 @@ impl Fs {
         Ok(Some(dir))
     }
 
-    /// Holds a directory where it is and keeps everybody out of it; the key of its record.
+    /// Holds a directory where it is and keeps all other calls out of it; gives the path of its record.
     pub(crate) fn attempt_alone(
         &self,
         tries: &mut Attempts,
@@ -184,8 +183,8 @@ impl Fs {
         Ok((Vacated { _own: own, around: Some(around) }, entry))
     }
 
-    /// Makes sure that a directory has an account which says what is there, as far as nothing makes it stale
-    /// meanwhile. A scan of all records below, if it has none, or a stale one.
+    /// Gives a directory an account that is exact, unless another call makes it stale meanwhile. Scans all records
+    /// below if the directory has none, or a stale one.
     pub(crate) fn count_tree(&self, dir: &InodeRef) -> Result<()> {
         if dir.frozen {
             let contents = self.hold_dir(dir)?.contents.clone();
@@ -210,13 +209,13 @@ impl Fs {
         Ok(())
     }
 
-    /// Counts the tree of a directory with an account, and puts right what its account says and those below; whether
-    /// they can be relied on now. The caller counts alone.
+    /// Counts the tree of a directory with an account, and corrects that account and those below; whether they are
+    /// exact now. No other thread counts meanwhile.
     fn recount(&self, dir: &InodeRef, gently: bool) -> Result<bool> {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..COUNT_ATTEMPTS {
             let (contents, key, view, marks) = {
                 let at = self.hold_dir(dir)?;
-                // Nobody has marked an account and not written so yet.
+                // With this lock held, each account that is marked stale in memory is so in the store.
                 let _alone = self.ledger.alone();
                 (at.contents.clone(), at.meta(), self.db.snapshot(), self.ledger.marks())
             };
@@ -230,7 +229,7 @@ impl Fs {
             let found = sums(&view, &contents, || {
                 records += 1;
                 if gently && records.is_multiple_of(PAUSE_RECORDS) {
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(SUM_PAUSE);
                 }
                 !gently || !self.ledger.is_stopped()
             })?;
@@ -254,8 +253,8 @@ impl Fs {
         Ok(false)
     }
 
-    /// Puts right what the account of a directory says, which was counted when it said `counted`, if it is the one that
-    /// was: another may have its path by now. It is stale no more if nothing has become so since there were so many
+    /// Corrects the account of a directory by the sum of the moment at which it said `counted`, if it is still that
+    /// directory: another one may have its path by now. The account is not stale any more if none has become so since
     /// `marks`; whether that is so.
     fn put_right(&self, dir: &InodeRef, counted: &Counted, marks: Option<u64>) -> Result<bool> {
         let at = self.hold_dir(dir)?;
@@ -276,8 +275,8 @@ impl Fs {
         Ok(exact)
     }
 
-    /// Counts what waits for it, in the calling thread, so that all accounts that somebody met are exact, unless
-    /// something becomes stale meanwhile. Costs a scan of the records below each.
+    /// Counts the directories of the queue in the calling thread. All stale accounts that a call has met are exact
+    /// then, unless another becomes stale meanwhile. Costs a scan of the records below each.
     pub fn count_quotas(&self) -> Result<()> {
         self.count_waiting(false)
     }
@@ -299,30 +298,21 @@ impl Fs {
         Ok(())
     }
 
-    /// Has stale accounts that somebody met counted in the background.
-    pub(crate) fn recount_soon(&self) {
-        if !self.background || self.is_read_only() || !self.ledger.start() {
-            return;
-        }
-        let weak = self.downgrade();
-        let work = move || {
-            loop {
-                std::thread::sleep(BEGIN_AFTER);
-                let Some(fs) = Fs::upgraded(&weak) else { return };
-                // What fails stays stale, and is counted when something below it changes.
-                let _failed = fs.count_waiting(true);
-                if !fs.ledger.goes_on() {
-                    return;
-                }
+    /// What the background thread for quotas runs.
+    pub(crate) fn count_trees_in_background(weak: Weak<Inner>) {
+        loop {
+            std::thread::sleep(BEGIN_AFTER);
+            let Some(fs) = Fs::upgraded(&weak) else { return };
+            // What fails stays stale, and is counted when something below it changes.
+            let _failed = fs.count_waiting(true);
+            if !fs.ledger.goes_on() {
+                return;
             }
-        };
-        if std::thread::Builder::new().name("pando-quota".into()).spawn(work).is_err() {
-            self.ledger.ended();
         }
     }
 
-    /// Says in the record that a batch gives a directory that its account, and all below, may be wrong; it gets one if
-    /// it has none and there are accounts at all. The caller keeps everybody out of the directory.
+    /// Marks the account as stale in the record that a batch gives a directory; the directory gets an account if it has
+    /// none and the store has any. The caller keeps all other calls out of the directory.
     pub(crate) fn make_stale(&self, record: &mut Record) {
         if self.has_accounts() {
             let account = record.account.unwrap_or_default();
@@ -330,7 +320,7 @@ impl Fs {
         }
     }
 
-    /// Has a directory counted that came to a place in another one, if its account is stale.
+    /// Queues a directory that came to a place in another one for a count, if its account is stale.
     pub(crate) fn recount_at(&self, parent: Ino, name: &[u8]) {
         if !self.has_accounts() {
             return;
@@ -343,8 +333,8 @@ impl Fs {
         }
     }
 
-    /// Has directories counted that were found with a stale account below `dir`, by their contents prefixes in order:
-    /// the topmost ones, with which all below them are counted.
+    /// Queues directories below `dir` whose accounts were found stale, given by their contents prefixes in order: only
+    /// the topmost ones, because a count includes all below.
     pub(crate) fn recount_found(&self, dir: &InodeRef, contents: &[u8], found: &[Vec<u8>]) {
         let mut top: Option<&Vec<u8>> = None;
         for stale in found {
@@ -359,11 +349,11 @@ impl Fs {
         }
     }
 
-    /// Has a directory counted whose account became stale.
+    /// Queues a directory whose account became stale for a count.
     pub(crate) fn recount_later(&self, dir: &InodeRef) {
         if self.has_accounts() && !self.is_read_only() {
             self.ledger.wants(dir);
-            self.recount_soon();
+            self.count_trees_soon();
         }
     }
 }
@@ -384,7 +374,7 @@ fn frozen_contents(dir: &InodeRef) -> Result<Vec<u8>> {
     Ok(contents)
 }
 
-/// A directory that is held where it is, with nobody in it.
+/// A directory that is held where it is, with no other call in it.
 pub(crate) struct Vacated {
     _own: Guard,
     /// The directory that it lies in, unless it is the root.

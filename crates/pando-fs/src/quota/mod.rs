@@ -1,7 +1,7 @@
 //! Quotas: how much the tree of a directory may take (`docs/decisions/quotas.md`).
 //!
 //! A quota is the limit in the account of a directory. Guarantees that no call makes what is counted below more than
-//! the limit (EDQUOT), but for what [`Fs::set_quota`] names. Uses bills, counts, lineages and places.
+//! the limit (EDQUOT), but for what [`Fs::set_quota`] names.
 
 mod count;
 
@@ -14,13 +14,14 @@ use pando_db::Batch;
 use crate::{
     account::{Account, AccountChange},
     error::{Error, Result},
+    format::FEATURE_ACCOUNTS,
     inode::InodeRef,
     merge::Change,
     path,
     place::may_change,
     record::Stored,
     types::{Ino, StatFs},
-    volume::{ACCOUNTS, Fs},
+    volume::Fs,
 };
 
 /// A directory with a quota.
@@ -60,7 +61,7 @@ impl Fs {
         if limit.is_none() && dir.peek(|s| s.record.account.is_none()) {
             return Ok(());
         }
-        self.need_feature(ACCOUNTS)?;
+        self.need_feature(FEATURE_ACCOUNTS)?;
         if limit.is_some() {
             self.become_root(&dir)?;
         }
@@ -68,7 +69,7 @@ impl Fs {
             if limit.is_some() {
                 self.count_tree(&dir)?;
             }
-            // Nobody is to put an account right that has gone and come back meanwhile.
+            // No count may correct an account that was removed and made again meanwhile.
             let _one = self.ledger.count_alone();
             let done = self.with_attempts(|tries| {
                 let (_alone, entry) = self.attempt_alone(tries, &dir)?;

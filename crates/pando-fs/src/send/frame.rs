@@ -21,9 +21,9 @@ use crate::{
 };
 
 /// First bytes of every stream.
-const MAGIC: [u8; 8] = *b"PANDOSN\x01";
+const STREAM_MAGIC: [u8; 8] = *b"PANDOSN\x01";
 /// Version of the stream that this code writes and reads.
-const VERSION: u32 = 1;
+const STREAM_VERSION: u32 = 1;
 /// Most bytes of a block before compression.
 pub const BLOCK_BYTES: usize = 1 << 20;
 /// Bytes of the header without its two strings.
@@ -31,7 +31,7 @@ const HEADER_BYTES: usize = 8 + 4 + 4 + 4 + 32 + 1 + 32 + 8 + 8 + 2 + 2;
 /// Most bytes of each string of a header.
 const TEXT_BYTES: usize = 1024;
 /// Bytes of the head of a block.
-const HEAD_BYTES: usize = 40;
+const FRAME_HEAD_BYTES: usize = 40;
 /// First bytes of every block.
 const BLOCK_MAGIC: [u8; 4] = *b"PSbk";
 /// Compressed by zstd.
@@ -107,7 +107,7 @@ impl Header {
     /// What tells the stream from others: it follows from the two snapshots, so sending them again gives the same.
     pub fn stream_id(&self) -> u128 {
         let mut said = Vec::new();
-        said.extend_from_slice(&VERSION.to_le_bytes());
+        said.extend_from_slice(&STREAM_VERSION.to_le_bytes());
         put_id(&mut said, &self.snapshot);
         if let Some(base) = &self.base {
             put_id(&mut said, base);
@@ -119,8 +119,8 @@ impl Header {
         let none = SnapshotId { store: [0; 16], number: 0, created: Time::default() };
         let cut = |text: &[u8]| text.get(..TEXT_BYTES).unwrap_or(text).to_vec();
         let (name, source) = (cut(&self.name), cut(&self.source));
-        let mut out = MAGIC.to_vec();
-        out.extend_from_slice(&VERSION.to_le_bytes());
+        let mut out = STREAM_MAGIC.to_vec();
+        out.extend_from_slice(&STREAM_VERSION.to_le_bytes());
         out.extend_from_slice(&0u32.to_le_bytes()); // features that a reader must know
         out.extend_from_slice(&((HEADER_BYTES + name.len() + source.len()) as u32).to_le_bytes());
         put_id(&mut out, &self.snapshot);
@@ -145,10 +145,10 @@ impl Header {
         let magic: [u8; 8] = head.array().ok_or_else(no_stream)?;
         let (version, features) = (head.u32().unwrap_or(0), head.u32().unwrap_or(0));
         let len = head.u32().unwrap_or(0) as usize;
-        if magic != MAGIC {
+        if magic != STREAM_MAGIC {
             return Err(no_stream());
         }
-        if version != VERSION || features != 0 {
+        if version != STREAM_VERSION || features != 0 {
             return Err(StreamError::Format(format!(
                 "a stream of version {version} with features {features:#x}, which this program does not know"
             )));
@@ -311,11 +311,11 @@ impl<R: Read> BlockReader<R> {
             };
         }
         let bad = |what: &str| StreamError::Damaged { at, block, what: what.into() };
-        let mut head = [0; HEAD_BYTES];
+        let mut head = [0; FRAME_HEAD_BYTES];
         if !read_all(&mut self.input, &mut head)? {
             return Err(StreamError::Cut { at, block });
         }
-        let (said, sum) = head.split_at(HEAD_BYTES - 8);
+        let (said, sum) = head.split_at(FRAME_HEAD_BYTES - 8);
         let mut fields = Fields(said);
         let parsed = || {
             Some((
@@ -356,7 +356,7 @@ impl<R: Read> BlockReader<R> {
         if plain.len() != plain_len || xxh3_64_with_seed(&plain, self.at.chain) != chain {
             return Err(bad("a block does not continue those before it"));
         }
-        self.read += (HEAD_BYTES + stored_len) as u64;
+        self.read += (FRAME_HEAD_BYTES + stored_len) as u64;
         self.at = Position { block: block + 1, chain };
         self.ended = flags[1] == LAST;
         Ok(Some(plain))

@@ -1,4 +1,4 @@
-//! A tree of an open file system as one that is sent, or received. Uses the calls of `Fs`.
+//! A tree of an open file system as one that is sent, or received.
 
 use std::{
     cell::RefCell,
@@ -10,6 +10,7 @@ use std::{
 use crate::{
     allocate::Seek,
     error::Error,
+    open_flags::O_WRONLY,
     send::tree::{FileMeta, SourceFile, SourceTree, TargetTree},
     types::{Attr, Caller, FileHandle, FileKind, Ino, SetAttr, SetTime, Time},
     volume::Fs,
@@ -17,9 +18,8 @@ use crate::{
 
 /// Entries fetched at a time, a count.
 const LISTING_ENTRIES: usize = 1024;
-/// Bits of open(2) and of the mode of fallocate(2).
-const O_WRONLY: i32 = 1;
-const PUNCH: i32 = 1 | 2;
+/// Bits of the mode of fallocate(2).
+const PUNCH_MODE: i32 = 1 | 2;
 
 /// The tree below a directory, as root sees it.
 pub struct Inside<'a> {
@@ -288,7 +288,7 @@ impl TargetTree for Inside<'_> {
         let file = self.written()?;
         match len {
             0 => Ok(()),
-            len => file.fs.fallocate(&self.caller, file.ino, offset, len, PUNCH).map_err(io),
+            len => file.fs.fallocate(&self.caller, file.ino, offset, len, PUNCH_MODE).map_err(io),
         }
     }
 

@@ -7,8 +7,7 @@
 //! for an open file system.
 //!
 //! Guarantees: what a receiver has done came from blocks whose checksums and order were right; a stream that ends
-//! early, or goes on after its end, is an error; memory is bounded by a few blocks, whatever a stream says. Uses the
-//! calls of `Fs`, and no keys.
+//! early, or goes on after its end, is an error; memory is bounded by a few blocks, whatever a stream says.
 
 mod frame;
 mod inside;

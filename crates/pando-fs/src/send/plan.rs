@@ -3,8 +3,7 @@
 //! A difference says of a name what has changed, not which names are one file. So a file that has, or had, several is
 //! changed where it is only if all its names of before and of now are told, and are one file on both sides, and if it
 //! is one that can be changed, no symbolic link or device; else its names are removed and made again, as links to one
-//! of them or to one that did not change. Pure but for asking both trees what entries are. Uses the words of
-//! differences.
+//! of them or to one that did not change. Pure but for asking both trees what entries are.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},

@@ -3,7 +3,7 @@
 //! Whoever calls it hands over whole blocks and notes, after each, how far it is; when it is interrupted, what was done
 //! since the last note is done again, which comes to the same (`again`). What leaves and has not arrived lies in a
 //! directory at the top of the tree. Guarantees that a stream that was applied to its end had all that its sender
-//! counted. Uses the records.
+//! counted.
 
 use std::io::{self, ErrorKind};
 

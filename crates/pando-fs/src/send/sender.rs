@@ -4,8 +4,7 @@
 //! told in phases, so that a receiver can do one thing after the other: all that goes away, or goes elsewhere, is taken
 //! out first, children before their directory; then all comes to its place, directories before what is in them; then
 //! further names of files; last, what is said of the directories in which something changed. Memory: the entries of the
-//! directories on the way down and the files with several names; for a difference, all that differs. Uses the records
-//! and the differences of trees.
+//! directories on the way down and the files with several names; for a difference, all that differs.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -1,8 +1,8 @@
 //! Policies carried out: which snapshots are due, and which go.
 //!
 //! What is to be done is a pure function of the policy, the time and the snapshots ([`StoredPolicy::is_due`],
-//! [`StoredPolicy::gone`], [`StoredPolicy::next`]). [`Fs::carry_out_policy`] does it, with the rights of who has set
-//! the policy; when it is called is for whoever serves the file system. Uses `policies` and snapshots.
+//! [`StoredPolicy::gone`], [`StoredPolicy::next`]). [`Fs::carry_out_policy`] does it, with the rights of the user who
+//! has set the policy. The program that serves the file system decides when to call it.
 
 use std::ffi::OsString;
 
@@ -10,12 +10,13 @@ use bytes::Bytes;
 
 use crate::{
     error::{Error, Result},
+    format::{FEATURE_POLICIES, FEATURE_SNAPSHOTS},
     key_text::directory_path,
     path::system,
     policies::{MAX_POLICIES, PolicyInfo, StoredPolicy},
     rights::Rights,
     types::{Authority, Caller, CloneReport, Ino, NewSnapshot, SnapshotInfo, SnapshotPolicy, StatFs, Time},
-    volume::{self, Fs},
+    volume::Fs,
 };
 
 /// The number of the error that says that the store is full.
@@ -115,7 +116,7 @@ impl Fs {
         if owner != Some(uid) {
             self.may_have_one_more(uid, owner.is_none())?;
         }
-        self.need_feature(volume::POLICIES | volume::SNAPSHOTS)?;
+        self.need_feature(FEATURE_POLICIES | FEATURE_SNAPSHOTS)?;
         self.db.put(system::policy(&at.contents), policy.encode(uid))?;
         Ok(())
     }
@@ -138,11 +139,11 @@ impl Fs {
         Ok(found.map(|(uid, policy)| PolicyInfo { path: directory_path(&at.contents), uid, policy }))
     }
 
-    /// All policies, with the places of their directories, by which they are carried out.
+    /// All policies, with the contents prefixes of their directories, by which they are carried out.
     pub fn policies(&self) -> Result<Vec<(Bytes, PolicyInfo)>> {
-        let info = |(place, uid, policy): (Bytes, u32, StoredPolicy)| {
-            let path = directory_path(&place);
-            (place, PolicyInfo { path, uid, policy })
+        let info = |(contents, uid, policy): (Bytes, u32, StoredPolicy)| {
+            let path = directory_path(&contents);
+            (contents, PolicyInfo { path, uid, policy })
         };
         Ok(self.stored_policies()?.into_iter().map(info).collect())
     }
@@ -150,7 +151,7 @@ impl Fs {
     /// The policies of a directory and of all below it, each before those in it. Costs a scan of all policies.
     pub fn policies_in(&self, dir: Ino) -> Result<Vec<PolicyInfo>> {
         let contents = self.hold_dir(&self.dir(dir)?)?.contents.clone();
-        let inside = self.policies()?.into_iter().filter(|(place, _)| place.starts_with(&contents));
+        let inside = self.policies()?.into_iter().filter(|(inside, _)| inside.starts_with(&contents));
         Ok(inside.map(|(_, info)| info).collect())
     }
 
@@ -244,7 +245,7 @@ impl Fs {
     ) -> Result<()> {
         let is_short = || Ok::<_, Error>(policy.is_short(&self.statfs()?));
         let mut short = is_short()?;
-        // What was deleted so far, for this policy or another or by somebody else, may be enough when it is back.
+        // The space that was freed so far, by this policy or otherwise, may be enough once it is available.
         if short && policy.gone(now, snapshots, true) != policy.gone(now, snapshots, false) {
             self.db.settle_until(|| self.ledger.is_stopped() || !is_short().unwrap_or(true))?;
             short = is_short()? && !self.ledger.is_stopped();

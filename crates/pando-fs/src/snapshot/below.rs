@@ -1,7 +1,7 @@
 //! What belongs to directories below one that is rolled back: their snapshots, policies and forks.
 //!
 //! All directories there are new ones afterwards. One that had its place, and was the same, when the snapshot was made,
-//! keeps what belongs to it. What belongs to others goes, as when they are removed. Uses what is kept by place.
+//! keeps what belongs to it. What belongs to the other directories is removed with them.
 
 use std::collections::HashMap;
 
@@ -62,13 +62,13 @@ impl<'a> TwoStates<'a> {
 
     /// Whether the directory with this contents prefix is the top, or was at its place in the snapshot too. Two point
     /// queries.
-    fn is_same(&mut self, place: &[u8]) -> Result<bool> {
-        Ok(self.compare(place)?.0)
+    fn is_same(&mut self, contents: &[u8]) -> Result<bool> {
+        Ok(self.compare(contents)?.0)
     }
 
     /// Whether it is the same, and whether it was the root of the same clone then.
-    fn compare(&mut self, place: &[u8]) -> Result<(bool, bool)> {
-        let Some(inside) = place.strip_prefix(self.contents) else { return Ok((false, false)) };
+    fn compare(&mut self, contents: &[u8]) -> Result<(bool, bool)> {
+        let Some(inside) = contents.strip_prefix(self.contents) else { return Ok((false, false)) };
         if inside.is_empty() {
             return Ok((true, true));
         }
@@ -87,8 +87,8 @@ impl<'a> TwoStates<'a> {
     /// Whether a fork at this place was one when the snapshot was made. A fork is made with a clone id that no other
     /// directory has; a rollback or a move gives it another, and then the time says so. The time alone does not: that
     /// of a snapshot may be from before its batch, and clocks are set back.
-    fn was_fork(&mut self, place: &[u8], fork: &Fork) -> Result<bool> {
-        let (same, clone) = self.compare(place)?;
+    fn was_fork(&mut self, contents: &[u8], fork: &Fork) -> Result<bool> {
+        let (same, clone) = self.compare(contents)?;
         Ok(clone || same && fork.created <= self.info.created)
     }
 
@@ -96,9 +96,9 @@ impl<'a> TwoStates<'a> {
     /// that became a fork after the snapshot was none then. Costs a cursor step and up to two point queries for each.
     pub(super) fn staying(&mut self) -> Result<Staying> {
         let mut staying = Staying::new();
-        for (place, _, _) in self.fs.stored_policies()? {
-            if self.is_same(&place)? {
-                staying.insert(system::policy(&place));
+        for (contents, _, _) in self.fs.stored_policies()? {
+            if self.is_same(&contents)? {
+                staying.insert(system::policy(&contents));
             }
         }
         if !self.fs.has_forks() {
@@ -106,17 +106,17 @@ impl<'a> TwoStates<'a> {
         }
         let mut pairs = self.fs.db.prefix(&system::fork(self.contents));
         while let Some((key, value)) = pairs.next_ref()? {
-            let place = system::fork_place(key).unwrap_or_default();
+            let contents = system::fork_contents(key).unwrap_or_default();
             let fork = Fork::decode(value).map_err(forks::damaged)?;
-            if place == self.contents || self.was_fork(place, &fork)? {
+            if contents == self.contents || self.was_fork(contents, &fork)? {
                 staying.insert(key.to_vec().into());
             }
         }
         drop(pairs);
         let mut pairs = self.fs.db.prefix(&system::forked_below(self.contents));
         while let Some((key, _)) = pairs.next_ref()? {
-            let (place, _) = system::forked_parts(key).ok_or_else(|| forks::damaged("impossible key"))?;
-            if self.is_same(place)? {
+            let (contents, _) = system::forked_parts(key).ok_or_else(|| forks::damaged("impossible key"))?;
+            if self.is_same(contents)? {
                 staying.insert(key.to_vec().into());
             }
         }
@@ -127,11 +127,11 @@ impl<'a> TwoStates<'a> {
     /// a cursor step and up to three point queries for each directory with snapshots.
     pub(super) fn families(&mut self, tries: &mut Attempts) -> Result<Vec<FamilyBelow>, Obstacle> {
         let mut families = Vec::new();
-        for (place, source) in self.fs.snapshotted_below(self.contents)? {
-            if place == self.contents || !self.is_same(&place)? {
+        for (contents, source) in self.fs.snapshotted_below(self.contents)? {
+            if contents == self.contents || !self.is_same(&contents)? {
                 continue;
             }
-            let inside = place.get(self.contents.len()..).unwrap_or_default().to_vec();
+            let inside = contents.get(self.contents.len()..).unwrap_or_default().to_vec();
             if self.hides(&inside)? {
                 continue;
             }

@@ -2,7 +2,7 @@
 //!
 //! Snapshots stay when their directory is removed, whatever removes it: a removal of a tree, a rollback or a clone that
 //! replaces a directory above. They belong to its inode number, which nobody has any more. Here they come to belong to
-//! a directory that is there, where they can be listed, read, cloned and deleted as ever. Uses `family`.
+//! a directory that is there, where they can be listed, read, cloned and deleted as ever.
 
 use std::{
     collections::HashSet,
@@ -15,11 +15,12 @@ use pando_db::Batch;
 use crate::{
     error::{Error, Result},
     family::{Family, SNAPSHOTS},
+    format::FEATURE_SNAPSHOTTED,
     lock,
     path::{self, system},
     rights::Rights,
     types::{Authority, CloneReport, Ino, ROOT, SnapshotInfo},
-    volume::{Fs, SNAPSHOTTED},
+    volume::Fs,
 };
 
 impl Fs {
@@ -51,7 +52,7 @@ impl Fs {
             return Err(Error::NotPermitted { name: "snapshots".into(), why });
         }
         let dir = self.dir(dir)?;
-        self.need_feature(SNAPSHOTTED)?;
+        self.need_feature(FEATURE_SNAPSHOTTED)?;
         // Nothing is held over the scan: what is gone does not come back.
         let Some((source, family)) = self.gone_family_of(number)? else {
             return Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")));

@@ -14,6 +14,7 @@ use crate::{
     census::overtakes,
     error::{Error, Result, show},
     family::{Family, SNAPSHOTS, damaged, decode_snapshot, encode_snapshot},
+    format::{FEATURE_POLICIES, FEATURE_RECEIVED, FEATURE_SNAPSHOTS, FEATURE_SNAPSHOTTED},
     inode::{InodeRef, Link},
     lineage::number::{lineage_of, number as inode_number},
     lock,
@@ -22,7 +23,7 @@ use crate::{
     record::Record,
     rights::Rights,
     types::{Authority, CloneReport, Ino, NewSnapshot, RECEIVING, ROOT, SnapshotInfo, Time},
-    volume::{self, Fs},
+    volume::Fs,
 };
 
 pub(crate) mod automatic;
@@ -34,7 +35,7 @@ mod rollback;
 /// Longest note of a snapshot, bytes.
 pub const MAX_SNAPSHOT_NOTE: usize = 512;
 /// Longest path of the source that is noted, bytes; of a longer one the end.
-const MAX_SOURCE: usize = 256;
+const MAX_SOURCE_BYTES: usize = 256;
 
 /// A directory that is to be snapshotted, held still.
 pub(crate) struct Snapshotted<'a> {
@@ -117,7 +118,7 @@ impl Fs {
         let now = at_time.unwrap_or_else(|| self.now());
         let owner = (dir.ino, &at.entry[..]);
         let place = Snapshotted { dir: &dir, owner, at: &at, entry: &at.entry, contents: &at.contents };
-        let turn = self.sole_turn();
+        let accounts = self.lock_accounts();
         let mut overtaken = false;
         let info = loop {
             let mut batch = Batch::new();
@@ -128,7 +129,7 @@ impl Fs {
                 written => break written.map(|()| info)?,
             }
         };
-        drop(turn);
+        drop(accounts);
         self.snapshots_changed(&family_dir, now);
         self.tree_cloned(now);
         let entries = vec![(dir.ino, OsString::from(".snapshots")), (family_dir.ino, info.name.clone())];
@@ -170,11 +171,11 @@ impl Fs {
             let owner = (source, &at.entry[..]);
             let (entry, contents) = (&from.entry[..], &from.contents[..]);
             let place = Snapshotted { dir: &shown, owner, at: &from, entry, contents };
-            let turn = self.sole_turn();
+            let accounts = self.lock_accounts();
             let by = Rights::from(by);
             let info = self.add_snapshot(&mut batch, by, &place, &family, (new, now), tries.overtaken)?;
             self.write_unless_overtaken(batch, tries.overtaken)?;
-            drop(turn);
+            drop(accounts);
             self.snapshots_changed(&family_dir, now);
             self.tree_cloned(now);
             let entries = vec![(family_dir.ino, info.name.clone())];
@@ -183,9 +184,9 @@ impl Fs {
     }
 
     fn need_features_of(&self, new: &NewSnapshot) -> Result<()> {
-        let received = if new.received.is_some() { volume::RECEIVED } else { 0 };
-        let automatic = if new.automatic { volume::POLICIES } else { 0 };
-        self.need_feature(volume::SNAPSHOTS | volume::SNAPSHOTTED | received | automatic)
+        let received = if new.received.is_some() { FEATURE_RECEIVED } else { 0 };
+        let automatic = if new.automatic { FEATURE_POLICIES } else { 0 };
+        self.need_feature(FEATURE_SNAPSHOTS | FEATURE_SNAPSHOTTED | received | automatic)
     }
 
     /// The family of a directory; one that is not stored yet if it has none. The caller keeps others from making one.
@@ -415,7 +416,7 @@ impl Fs {
         if let Some(root) = &root {
             self.may_leave(&family_dir, info.name.as_encoded_bytes(), root)?;
         }
-        // Nobody is inside when it goes.
+        // No call is inside when it is removed.
         let _tree = root.as_ref().map(|root| lock::exclusive(&root.tree));
         self.db.write(batch)?;
         if let Some(root) = &root {
@@ -512,6 +513,6 @@ fn source_path(entry: &[u8]) -> OsString {
     if path.is_empty() {
         path.push(b'/');
     }
-    let cut = path.len().saturating_sub(MAX_SOURCE);
+    let cut = path.len().saturating_sub(MAX_SOURCE_BYTES);
     OsString::from_vec(path.split_off(cut))
 }

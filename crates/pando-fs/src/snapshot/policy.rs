@@ -6,9 +6,8 @@
 //! long as that lasts and goes then, whatever the counts say; one that is kept never goes. A policy without any
 //! count lets only those go whose time is over.
 
-use crate::types::{SnapshotInfo, SnapshotPolicy, Time};
+use crate::types::{DAY_SECONDS, SnapshotInfo, SnapshotPolicy, Time};
 
-const DAY_SECONDS: i64 = 24 * 60 * 60;
 const HOUR_SECONDS: i64 = 60 * 60;
 /// A count of days: from 0000-03-01 to 1970-01-01.
 const EPOCH_DAYS: i64 = 719_468;

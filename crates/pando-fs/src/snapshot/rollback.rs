@@ -2,9 +2,8 @@
 //!
 //! A rollback is a clone of the snapshot that replaces the directory, in one batch; what the directory was becomes a
 //! snapshot first, unless that is to be thrown away. Inode numbers below are others afterwards, as those of any clone:
-//! what was moved out of the directory since the snapshot keeps its own. The family of snapshots goes with the
-//! place, and what belongs to directories below goes on with them if they were there already (`below`). Uses the
-//! batches of `clone`.
+//! what was moved out of the directory since the snapshot keeps its own. The family of snapshots goes with the place,
+//! and what belongs to directories below goes on with them if they were there already (`below`).
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Instant};
 
@@ -16,6 +15,7 @@ use crate::{
     bill::{Bill, Taken},
     error::{Error, Result, show},
     family::Family,
+    format::FEATURE_SNAPSHOTTED,
     inode::Link,
     lock::{Obstacle, attempt_shared},
     merge::Change,
@@ -26,7 +26,7 @@ use crate::{
     rights::Rights,
     snapshot::{Snapshotted, below::TwoStates, no_snapshot},
     types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo},
-    volume::{self, Fs},
+    volume::Fs,
 };
 
 /// Adds the copies of all that is in a snapshot to the directory with this entry and contents prefix.
@@ -57,7 +57,7 @@ impl Fs {
         discard: bool,
     ) -> Result<(CloneReport, Option<SnapshotInfo>)> {
         self.writable()?;
-        self.need_feature(volume::SNAPSHOTTED)?;
+        self.need_feature(FEATURE_SNAPSHOTTED)?;
         let rights = Rights::from(by);
         let dir = self.dir(source)?;
         if source == ROOT {
@@ -93,7 +93,7 @@ impl Fs {
             let families = states.families(tries)?;
             let staying = states.staying()?;
             let mut batch = Batch::new();
-            let turn = self.sole_turn();
+            let accounts = self.lock_accounts();
             let above = self.above(&at);
             let mut bill = Bill::default();
             let mut comes = None;
@@ -125,7 +125,7 @@ impl Fs {
                 record.account = Some(Account { limit, used, stale: true });
             }
             // Names of linked files are counted later, and all, if no limit asks for more.
-            bill.add(above, Taken { bytes: comes.map_or(0, |taken| taken.bytes), guessed: true });
+            bill.add(above, Taken { bytes: comes.map_or(0, |taken| taken.bytes), inexact: true });
             copy_out(&mut batch, number, &end.entry, &contents, &record);
             self.find_marks_later(&mut batch, now)?;
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
@@ -141,10 +141,10 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());
-            let reserved = self.reserve_alone(&turn, &mut batch, bill)?;
+            let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
             self.write_unless_overtaken(batch, tries.overtaken)?;
             reserved.paid();
-            drop(turn);
+            drop(accounts);
             self.tree_cloned(now);
             parent.change(|s| touched.apply(&mut s.record));
             self.removed_all(&removal);
@@ -158,7 +158,7 @@ impl Fs {
             ))
         })?;
         if counts {
-            self.count_in_background();
+            self.count_names_soon();
         }
         if let Some(names) = removal.names {
             self.count_lost(names);
@@ -217,9 +217,9 @@ impl Fs {
             if record.account.is_some() || !above.is_empty() {
                 let mut taken = self.tree_taken(wanted, &self.attempt_dir(&root)?, &root)?;
                 // Linked files without a name in it go when names are counted.
-                taken.guessed |= counts;
+                taken.inexact |= counts;
                 let limit = record.account.and_then(|account| account.limit);
-                record.account = Some(Account { limit, used: taken.bytes, stale: taken.guessed });
+                record.account = Some(Account { limit, used: taken.bytes, stale: taken.inexact });
                 bill.add(above, taken);
             }
             batch.put(path::meta(&end.entry), record.encode());
@@ -235,7 +235,7 @@ impl Fs {
             Ok(CloneReport { entries, micros: start.elapsed().as_micros() as u64, ..CloneReport::default() })
         })?;
         if counts {
-            self.count_in_background();
+            self.count_names_soon();
         }
         Ok(report)
     }

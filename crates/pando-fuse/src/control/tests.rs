@@ -20,7 +20,7 @@ fn clone(name: &str, replace: bool) -> ControlRequest {
 
 /// One of each kind.
 fn requests() -> Vec<ControlRequest> {
-    let long = "x".repeat(NAME_MAX);
+    let long = "x".repeat(MAX_NAME_BYTES);
     vec![
         ControlRequest::Probe,
         ControlRequest::Token,
@@ -60,7 +60,7 @@ fn requests_come_back_as_they_were() {
 
 #[test]
 fn names_that_are_no_names_are_refused() {
-    for bad in ["", ".", "..", "a/b", "nul\0", &"x".repeat(NAME_MAX + 1)] {
+    for bad in ["", ".", "..", "a/b", "nul\0", &"x".repeat(MAX_NAME_BYTES + 1)] {
         assert_eq!(clone(bad, false).encode(), None, "{bad:?}");
         assert!(!is_plain_name(OsStr::new(bad)), "{bad:?}");
     }
@@ -69,10 +69,10 @@ fn names_that_are_no_names_are_refused() {
 #[test]
 fn garbage_is_refused_at_every_length() {
     let bytes = clone("s", false).encode().unwrap();
-    for n in 0..HEADER + 16 + 5 {
+    for n in 0..HEADER_BYTES + 16 + 5 {
         assert_eq!(ControlRequest::decode(command::CLONE, &bytes[..n]), None, "{n} bytes");
     }
-    for at in 0..HEADER - 4 {
+    for at in 0..HEADER_BYTES - 4 {
         let mut bent = bytes.clone();
         bent[at] ^= 0x80;
         assert_eq!(ControlRequest::decode(command::CLONE, &bent[..]), None, "bent at {at}");
@@ -84,21 +84,21 @@ fn garbage_is_refused_at_every_length() {
 fn answers_come_back_and_long_messages_are_cut_at_a_character() {
     let mut answer = Response { status: 17, value: 5, message: "exists".into() };
     assert_eq!(Response::decode(&answer.encode()), Some(answer.clone()));
-    answer.message = "é".repeat(SIZE);
+    answer.message = "é".repeat(CONTROL_BYTES);
     let back = Response::decode(&answer.encode()).unwrap();
-    assert!(answer.message.starts_with(&back.message) && back.message.len() > SIZE - 64);
+    assert!(answer.message.starts_with(&back.message) && back.message.len() > CONTROL_BYTES - 64);
     let usage = Usage { visible: 1, stored: u64::MAX, exclusive: 3, shared: 4, estimated: 5 };
     assert_eq!(decode_usage(&encode_usage(&usage)), Some(usage));
     for bad in ["", "1 2 3 4", "1 2 3 4 5 6", "1 2 3 4 x", "1 2 3 4 -5"] {
         assert_eq!(decode_usage(bad), None, "{bad}");
     }
     let response = Response { value: 1, ..Response::default() };
-    let piece = vec![0xff; PIECE_BYTES];
+    let piece = vec![0xff; DIFF_PIECE_BYTES];
     assert_eq!(decode_piece(&encode_piece(&response, &piece, 7)), Some((response, piece, 7)));
     let refused = Response { status: 2, value: 0, message: "gone".into() };
     assert_eq!(decode_piece(&encode_piece(&refused, b"x", 7)), Some((refused, Vec::new(), 0)));
     assert_eq!(decode_stats(&encode_stats("{}").unwrap()).as_deref(), Some("{}"));
-    assert_eq!(encode_stats(&"x".repeat(STATS_SIZE)), None);
+    assert_eq!(encode_stats(&"x".repeat(STATS_BYTES)), None);
 }
 
 proptest! {
@@ -111,7 +111,7 @@ proptest! {
         kind in any::<prop::sample::Index>(),
         as_another in prop::option::of(any::<prop::sample::Index>()),
         bends in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12),
-        cut in prop::option::of(0..SIZE),
+        cut in prop::option::of(0..CONTROL_BYTES),
     ) {
         let all = requests();
         let request = kind.get(&all);

@@ -1,7 +1,6 @@
 //! Differences and merges, as the tool asks for them.
 //!
-//! Guarantees that a signal which only stops this process does not end them: they are asked for again. Uses `tool` and
-//! `client`.
+//! Guarantees that a signal which only stops this process does not end them: they are asked for again.
 
 use std::{
     io,

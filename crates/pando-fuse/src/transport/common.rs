@@ -1,6 +1,6 @@
 //! What both ways to the kernel decide alike: limits, lifetimes and the meaning of single fields.
 //!
-//! Plain numbers and pure functions. Uses nothing of either.
+//! Plain numbers and pure functions.
 
 /// Largest write request, and read, bytes; the kernel caps a request at 256 pages by default.
 pub(super) const MAX_WRITE_BYTES: u32 = 1 << 20;

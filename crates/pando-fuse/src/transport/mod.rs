@@ -1,4 +1,4 @@
-//! The border between the kernel's requests and whoever answers them.
+//! The border between the kernel's requests and the code that answers them.
 //!
 //! [`Handler`] is what a file system has to answer, in the types of
 //! `pando-fs`; [`Notify`] is what it may tell the kernel unasked. A transport

@@ -33,7 +33,7 @@ const GAP_SCORE: u32 = 4;
 const PREEMPTION_CHECK: Duration = Duration::from_millis(1);
 /// How long polling stops when somebody does, first and at most; twice as long each time if that
 /// happens so soon after the last pause.
-const PAUSE: Duration = Duration::from_millis(10);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_millis(40);
 const RESUMED_LATELY: Duration = Duration::from_millis(30);
 
@@ -73,7 +73,7 @@ impl Poller {
         let possible = cpus > 1 && !limit.is_zero();
         let now = Instant::now();
         let state =
-            PollState { ended: now, score: 0, caught: false, resume: now, pause: PAUSE, looked: None };
+            PollState { ended: now, score: 0, caught: false, resume: now, pause: FIRST_PAUSE, looked: None };
         Self { possible, limit, polite, halting: None, counters, state: Mutex::new(state) }
     }
 
@@ -163,7 +163,7 @@ impl PollState {
             return true;
         }
         let soon = now.duration_since(self.resume) < RESUMED_LATELY;
-        self.pause = if soon { (self.pause * 2).min(MAX_PAUSE) } else { PAUSE };
+        self.pause = if soon { (self.pause * 2).min(MAX_PAUSE) } else { FIRST_PAUSE };
         self.resume = now + self.pause;
         self.looked = None;
         counters.yielded();
@@ -298,7 +298,7 @@ mod tests {
             score: MAX_SCORE,
             caught: false,
             resume: now,
-            pause: PAUSE,
+            pause: FIRST_PAUSE,
             looked: None,
         };
         let lose = |state: &mut PollState, begin: Instant| {
@@ -321,6 +321,6 @@ mod tests {
         assert_eq!(counters.polling().yielded, 8);
         // Quiet for a while: the next pause is short again.
         let begin = state.resume + RESUMED_LATELY;
-        assert_eq!(lose(&mut state, begin), PAUSE.as_millis());
+        assert_eq!(lose(&mut state, begin), FIRST_PAUSE.as_millis());
     }
 }

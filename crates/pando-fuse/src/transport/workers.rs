@@ -28,7 +28,7 @@ use crate::ending::{PATIENCE_AT_END, join_within};
 type Job = Box<dyn FnOnce() + Send>;
 
 /// Most threads that users share, and most of root, a count.
-const MAX_BUSY: usize = 256;
+const MAX_BUSY_THREADS: usize = 256;
 const ROOT: u32 = 0;
 
 /// Threads that have a job, all or those of a user.
@@ -70,7 +70,7 @@ impl JobQueue {
             ROOT => (0, 0),
             _ => (self.busy.count - root.count, self.busy.at_work() - root.at_work()),
         };
-        own.count < MAX_BUSY.saturating_sub(count) && own.at_work() < limit.saturating_sub(at_work)
+        own.count < MAX_BUSY_THREADS.saturating_sub(count) && own.at_work() < limit.saturating_sub(at_work)
     }
 
     /// Takes the first job that may run.
@@ -305,7 +305,7 @@ mod tests {
                 pool.run(uid, move || tx.send(uid).unwrap());
                 assert_eq!(rx.recv_timeout(Duration::from_secs(20)), Ok(uid));
             }
-            let most = if waiting { MAX_BUSY } else { 16 };
+            let most = if waiting { MAX_BUSY_THREADS } else { 16 };
             assert!((most * 9 / 10..=most).contains(&pool.shared.state.lock().busy.count));
             *gate.0.lock() = false;
             gate.1.notify_all();

@@ -159,7 +159,7 @@ impl Target {
             }
             Target::Beside { new, old, held } => {
                 let was = old.metadata()?;
-                // Who may not give it to its owner keeps it.
+                // A caller that may not give it to its owner keeps it.
                 let _ = std::os::unix::fs::fchown(new.as_file(), Some(was.uid()), Some(was.gid()));
                 new.as_file().set_permissions(Permissions::from_mode(was.mode() & 0o777))?;
                 new.as_file().sync_all()?;
@@ -179,8 +179,8 @@ impl Target {
     }
 }
 
-/// Makes durable what was written, where that can be. A device takes what it is given into memory, and tells who syncs
-/// whether it could be stored, and nobody else. Pipes, sockets and terminals have nothing to sync.
+/// Makes durable what was written, where that can be done. A device keeps written data in memory, and reports only to a
+/// sync whether it could be stored. Pipes, sockets and terminals have nothing to sync.
 fn sync(out: impl AsFd) -> Result<()> {
     match rustix::fs::fsync(out) {
         Err(Errno::INVAL | Errno::ROFS | Errno::NOTSUP) => Ok(()),

@@ -9,7 +9,7 @@ use crate::{
     exit,
     image::ImagePath,
     offline,
-    tree::{CHUNK, Piece, View, image::Image},
+    tree::{CHUNK_BYTES, Piece, View, image::Image},
 };
 
 /// Print files of an image that is not mounted
@@ -37,14 +37,14 @@ fn print(fs: &Fs, path: &Path) -> Result<()> {
         bail!("is not a regular file");
     }
     let mut reader = view.open(top)?;
-    let mut buf = vec![0; CHUNK];
+    let mut buf = vec![0; CHUNK_BYTES];
     loop {
         match reader.next(&mut buf)? {
             Piece::Data(n) => super::print_bytes(buf.get(..n).unwrap_or_default())?,
             Piece::Hole(mut n) => {
-                let zeros = vec![0; CHUNK];
+                let zeros = vec![0; CHUNK_BYTES];
                 while n > 0 {
-                    let now = n.min(CHUNK as u64);
+                    let now = n.min(CHUNK_BYTES as u64);
                     super::print_bytes(zeros.get(..now as usize).unwrap_or_default())?;
                     n -= now;
                 }

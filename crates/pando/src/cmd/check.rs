@@ -150,7 +150,7 @@ fn contents(
 
 fn walk(fs: &Fs, report: &mut CheckReport, progress: &Progress) -> Result<()> {
     let view = Image::new(fs, Path::new("/"));
-    let mut buf = vec![0; tree::CHUNK];
+    let mut buf = vec![0; tree::CHUNK_BYTES];
     let mut todo = vec![PathBuf::new()];
     while let Some(dir) = todo.pop() {
         progress.at(&dir)?;

@@ -329,7 +329,7 @@ impl Copier<'_> {
         }
         let sources = self.sources;
         let divided = self.divided.get_or_insert_with(|| {
-            // Who may not ask may have links.
+            // A caller that may not ask may have linked files.
             let links = tool::identity(src).map_or(true, |(_, links)| links);
             Divided::among(if links { sources } else { &[] })
         });

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// So many changes of a fork are counted; of one with more it is told that there are.
-const MAX_COUNTED: usize = 10_000;
+const MAX_COUNTED_CHANGES: usize = 10_000;
 
 /// Clone a directory tree, and remember what it was: to compare, merge or discard it later
 #[derive(clap::Args)]
@@ -115,7 +115,7 @@ struct ForkLine {
     since_seconds: i64,
     uid: u32,
     state: &'static str,
-    /// How many files and directories differ, at most `MAX_COUNTED`; none if that cannot be told.
+    /// How many files and directories differ, at most `MAX_COUNTED_CHANGES`; none if that cannot be told.
     changed: Option<usize>,
     changed_bytes: Option<u64>,
 }
@@ -124,7 +124,7 @@ struct ForkLine {
 fn changes(fork: &Path) -> Option<(usize, u64)> {
     let options = DiffOptions { ranges: true, no_renames: false };
     let (mut count, mut bytes) = (0, 0);
-    for change in tool::diff_fork(fork, options, &|| true).ok()?.take(MAX_COUNTED) {
+    for change in tool::diff_fork(fork, options, &|| true).ok()?.take(MAX_COUNTED_CHANGES) {
         let change = change.ok()?;
         count += 1;
         bytes += match change.kind {
@@ -180,7 +180,7 @@ fn text(lines: &[ForkLine], script: bool) -> String {
     }
     for line in lines {
         let age = u64::try_from(now.saturating_sub(line.created_seconds)).unwrap_or(0);
-        let count = |n: usize| format!("{n}{}", if n >= MAX_COUNTED { "+" } else { "" });
+        let count = |n: usize| format!("{n}{}", if n >= MAX_COUNTED_CHANGES { "+" } else { "" });
         let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
         rows.push(vec![
             super::field(&line.path.0, script),

@@ -328,7 +328,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         tell_manager(&[NotifyState::Ready, NotifyState::Status(&status)]);
     }
     if ready.is_err() {
-        // Whoever started it is gone and expects no mount.
+        // The program that started it is gone and expects no mount.
         let _ = ender.unmount(How::Lazy);
     }
     let served = mount.serve();

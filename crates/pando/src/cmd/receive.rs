@@ -31,10 +31,10 @@ use crate::{
 };
 
 /// How often a receiver notes how far it is: after so many bytes of content, or so long.
-const NOTE_BYTES: u64 = 256 << 20;
+const NOTE_EVERY_BYTES: u64 = 256 << 20;
 const NOTE_INTERVAL: Duration = Duration::from_secs(20);
-/// How often one who waits for the stream looks whether to stop.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// How often the thread that waits for the stream checks whether to stop.
+const STOP_POLL: Duration = Duration::from_millis(200);
 
 /// Make a tree of a stream of pando send
 #[derive(clap::Args)]
@@ -404,14 +404,14 @@ impl Work<'_> {
             (note.block, note.chain) = (behind.block, behind.chain);
             (note.records, note.made, note.bytes) = (totals.records, totals.made, totals.bytes);
             since += step.bytes;
-            if step.phase || since >= NOTE_BYTES || noted.elapsed() >= NOTE_INTERVAL {
+            if step.phase || since >= NOTE_EVERY_BYTES || noted.elapsed() >= NOTE_INTERVAL {
                 ground.set_note(&serde_json::to_vec(&note).unwrap_or_default()).map_err(other)?;
                 (noted, since, saved) = (Instant::now(), 0, note.block);
             }
             progress.advance(step.bytes).map_err(stopped)
         };
         let result = loop {
-            let next = match queue.recv_timeout(PATIENCE) {
+            let next = match queue.recv_timeout(STOP_POLL) {
                 Ok(item) => each(item),
                 Err(mpsc::RecvTimeoutError::Timeout) => progress.advance(0).map_err(stopped),
                 Err(mpsc::RecvTimeoutError::Disconnected) => break Ok(()),

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How long a file system may be busy before that is an error.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const BUSY_PATIENCE: Duration = Duration::from_millis(1500);
 
 /// Unmount a file system and wait until its image is closed
 #[derive(clap::Args)]
@@ -48,7 +48,7 @@ fn unmount_patiently(dir: &Path, how: How) -> Result<(), pando_fuse::Error> {
     let mut pause = Duration::from_millis(2);
     loop {
         match unmount(dir, how) {
-            Err(pando_fuse::Error::Busy(_)) if begin.elapsed() < PATIENCE => thread::sleep(pause),
+            Err(pando_fuse::Error::Busy(_)) if begin.elapsed() < BUSY_PATIENCE => thread::sleep(pause),
             done => return done,
         }
         pause = (pause * 2).min(Duration::from_millis(100));

@@ -8,7 +8,9 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::PathBuf};
 
 use crate::{
     cmd::{self, check},
-    exit, image,
+    exit,
+    helper::answer,
+    image,
 };
 
 /// Errors were left uncorrected, by fsck(8).
@@ -16,11 +18,11 @@ const UNCORRECTED: u8 = 4;
 /// It could not be checked, by fsck(8).
 const OPERATIONAL: u8 = 8;
 /// Wrong usage, by fsck(8).
-const USAGE: u8 = 16;
+const FSCK_USAGE: u8 = 16;
 /// Stopped by the user, by fsck(8).
 const CANCELED: u8 = 32;
 
-const HELP: &str = "Check a Pando file system: the helper of fsck(8)
+const FSCK_HELP: &str = "Check a Pando file system: the helper of fsck(8)
 
 Usage: fsck.pando [OPTIONS] IMAGE
 
@@ -36,7 +38,7 @@ Exit codes: 0 clean, 4 damage was found, 8 could not be checked, 16 wrong usage,
 /// The command line, as far as a man page tells it.
 pub fn command() -> clap::Command {
     let about = "Check a Pando file system: the helper of fsck(8)";
-    clap::Command::new("fsck.pando").about(about).after_help(HELP)
+    clap::Command::new("fsck.pando").about(about).after_help(FSCK_HELP)
 }
 
 /// What is asked for.
@@ -80,24 +82,25 @@ fn parse(args: &[OsString]) -> Result<Asked, String> {
 }
 
 pub fn run(args: Vec<OsString>) -> u8 {
-    super::begin();
+    answer::begin();
     let asked = match parse(&args) {
         Ok(asked) => asked,
         Err(why) => {
-            eprint!("fsck.pando: {why}\n\n{HELP}");
-            return USAGE;
+            eprint!("fsck.pando: {why}\n\n{FSCK_HELP}");
+            return FSCK_USAGE;
         }
     };
     if asked.help || asked.version {
-        let text = if asked.help { HELP } else { concat!("fsck.pando ", env!("CARGO_PKG_VERSION"), "\n") };
-        return super::report("fsck.pando", cmd::print(text), |_| OPERATIONAL);
+        let text =
+            if asked.help { FSCK_HELP } else { concat!("fsck.pando ", env!("CARGO_PKG_VERSION"), "\n") };
+        return answer::report("fsck.pando", cmd::print(text), |_| OPERATIONAL);
     }
     let Some(path) = asked.image else {
-        eprint!("fsck.pando: give an image\n\n{HELP}");
-        return USAGE;
+        eprint!("fsck.pando: give an image\n\n{FSCK_HELP}");
+        return FSCK_USAGE;
     };
     let done = if asked.boot && !asked.force { look(&path) } else { check::image(&path, false, CANCELED) };
-    super::report("fsck.pando", done, |code| match code {
+    answer::report("fsck.pando", done, |code| match code {
         exit::DAMAGE => UNCORRECTED,
         _ => OPERATIONAL,
     })

@@ -1,9 +1,9 @@
 //! What mount(8), umount(8), fsck(8) and mkfs(8) call: this program under another name.
 //!
-//! They look for `mount.TYPE` and so on in /sbin, where `pando install` puts links. Each takes the arguments that
-//! its caller's manual promises, and answers with that manual's exit codes, not with those of `exit`. Uses the
-//! commands.
+//! They look for `mount.TYPE` and so on in /sbin, where `pando install` puts links. Each takes the arguments that its
+//! caller's manual promises, and answers with that manual's exit codes, not with those of `exit`.
 
+mod answer;
 mod fsck;
 mod mount;
 mod umount;
@@ -12,7 +12,10 @@ use std::{ffi::OsString, os::unix::ffi::OsStrExt, path::Path};
 
 use clap::{CommandFactory, Parser};
 
-use crate::{exit, logging};
+use crate::{
+    exit,
+    helper::answer::{report, usage},
+};
 
 /// A name under which this program is something else.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +32,7 @@ pub enum Helper {
 
 /// The links that make up a whole set. The types are `pando` and, as the kernel and so /proc/mounts calls it,
 /// `fuse.pando`.
-pub const NAMES: &[(&str, Helper)] = &[
+pub const LINK_NAMES: &[(&str, Helper)] = &[
     ("mount.pando", Helper::Mount),
     ("mount.fuse.pando", Helper::Mount),
     ("umount.pando", Helper::Umount),
@@ -42,7 +45,7 @@ pub const NAMES: &[(&str, Helper)] = &[
 /// The helper that the program is called as, if it is.
 pub fn of_name(program: &OsString) -> Option<Helper> {
     let name = Path::new(program).file_name()?;
-    NAMES.iter().find(|(helper, _)| name.as_bytes() == helper.as_bytes()).map(|(_, helper)| *helper)
+    LINK_NAMES.iter().find(|(helper, _)| name.as_bytes() == helper.as_bytes()).map(|(_, helper)| *helper)
 }
 
 impl Helper {
@@ -73,27 +76,4 @@ struct Mkfs {
 /// The command lines of the helpers, for their man pages.
 pub fn pages() -> Vec<clap::Command> {
     vec![mount::command(), umount::command(), fsck::command(), Mkfs::command()]
-}
-
-/// Says what was wrong with the arguments, or prints help. mount(8) and its like show what is said on stderr.
-fn usage(error: &clap::Error, code: u8) -> u8 {
-    // There is nobody to tell that it could not be printed.
-    let _ = error.print();
-    if error.use_stderr() { code } else { exit::OK }
-}
-
-/// Says what went wrong, and turns one of our codes into one of the caller's.
-fn report(name: &str, done: anyhow::Result<()>, code: impl Fn(u8) -> u8) -> u8 {
-    match done {
-        Ok(()) => exit::OK,
-        Err(e) => {
-            exit::say(name, &e);
-            code(exit::code(&e))
-        }
-    }
-}
-
-/// Messages of these short programs go to the terminal.
-fn begin() {
-    logging::to_terminal();
 }

@@ -11,14 +11,11 @@ use clap::{CommandFactory, Parser};
 use pando_db::device::FileDevice;
 use pando_fuse::remount;
 
-use crate::{cmd, exit, place};
-
-/// Wrong usage, by mount(8).
-const USAGE: u8 = 1;
-/// The system lacks something, by mount(8).
-const SYSTEM: u8 = 2;
-/// Not mounted, by mount(8).
-const FAILED: u8 = 32;
+use crate::{
+    cmd, exit,
+    helper::answer::{self, MOUNT_FAILED, MOUNT_SYSTEM, MOUNT_USAGE},
+    place,
+};
 
 #[derive(Parser)]
 #[command(name = "mount.pando", version, about = "Mount a Pando file system: the helper of mount(8)")]
@@ -62,13 +59,13 @@ pub fn run(args: Vec<OsString>) -> u8 {
     let line = [OsString::from("mount.pando")].into_iter().chain(args);
     let args = match Args::try_parse_from(line) {
         Ok(args) => args,
-        Err(e) => return super::usage(&e, USAGE),
+        Err(e) => return answer::usage(&e, MOUNT_USAGE),
     };
-    super::begin();
-    super::report("mount.pando", mount(&args), |code| match code {
-        exit::USAGE => USAGE,
-        exit::NO_FUSE => SYSTEM,
-        _ => FAILED,
+    answer::begin();
+    answer::report("mount.pando", mount(&args), |code| match code {
+        exit::USAGE => MOUNT_USAGE,
+        exit::NO_FUSE => MOUNT_SYSTEM,
+        _ => MOUNT_FAILED,
     })
 }
 

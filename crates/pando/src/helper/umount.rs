@@ -7,14 +7,11 @@ use anyhow::Context;
 use clap::{CommandFactory, Parser};
 use pando_fuse::{How, mountinfo};
 
-use crate::{cmd, exit, image, place};
-
-/// Wrong usage, by umount(8).
-const USAGE: u8 = 1;
-/// It is unmounted, but something failed, by umount(8): a system error.
-const SYSTEM: u8 = 2;
-/// Not unmounted, by umount(8).
-const FAILED: u8 = 32;
+use crate::{
+    cmd, exit,
+    helper::answer::{self, MOUNT_FAILED, MOUNT_SYSTEM, MOUNT_USAGE},
+    image, place,
+};
 
 #[derive(Parser)]
 #[command(name = "umount.pando", version, about = "Unmount a Pando file system: the helper of umount(8)")]
@@ -50,13 +47,13 @@ pub fn run(args: Vec<OsString>) -> u8 {
     let line = [OsString::from("umount.pando")].into_iter().chain(args);
     let args = match Args::try_parse_from(line) {
         Ok(args) => args,
-        Err(e) => return super::usage(&e, USAGE),
+        Err(e) => return answer::usage(&e, MOUNT_USAGE),
     };
-    super::begin();
-    super::report("umount.pando", umount(&args), |code| match code {
-        exit::USAGE => USAGE,
-        exit::NOT_CLOSED => SYSTEM,
-        _ => FAILED,
+    answer::begin();
+    answer::report("umount.pando", umount(&args), |code| match code {
+        exit::USAGE => MOUNT_USAGE,
+        exit::NOT_CLOSED => MOUNT_SYSTEM,
+        _ => MOUNT_FAILED,
     })
 }
 

@@ -1,9 +1,9 @@
 //! Where a received tree is made, and how it appears: in a mounted file system.
 //!
-//! Beside the tree that is to be, `.pando-receive-TOKEN` holds the tree as far as it has come, and a note of how
-//! far that is. It is open to its owner only, and what is not is left alone. A new tree gets its snapshot there and
-//! is then renamed to its place; one that is there already gets a snapshot of what was received among its own, and
-//! becomes that. Both are one step each, so nothing half done is ever seen. Uses `host`.
+//! Beside the tree that is to be, `.pando-receive-TOKEN` holds the tree as far as it has come, and a note of how far
+//! that is. It is open to its owner only, and what is not is left alone. A new tree gets its snapshot there and is then
+//! renamed to its place; one that is there already gets a snapshot of what was received among its own, and becomes
+//! that. Both are one step each, so nothing half done is ever seen.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -43,7 +43,7 @@ pub const NOTE: &str = ".pando-note";
 pub const NEW_NOTE: &str = ".pando-note-new";
 
 /// Most bytes of it that are read: it has the path of a file in hexadecimal digits.
-const NOTE_BYTES: u64 = 1 << 20;
+const MAX_NOTE_BYTES: u64 = 1 << 20;
 
 /// What is around a received tree.
 pub trait Ground {
@@ -211,7 +211,7 @@ impl Ground for Mounted {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let mut note = Vec::new();
         match openat(self.place()?, NOTE, flags, Mode::empty()) {
-            Ok(file) => fs::File::from(file).take(NOTE_BYTES).read_to_end(&mut note),
+            Ok(file) => fs::File::from(file).take(MAX_NOTE_BYTES).read_to_end(&mut note),
             Err(Errno::NOENT) => return Ok(None),
             Err(e) => Err(e.into()),
         }

@@ -10,11 +10,11 @@ use pando_fs::FileKind;
 
 use crate::{
     below::Attrs,
-    tree::{CHUNK, Meta, Piece, Progress, Reader, View},
+    tree::{CHUNK_BYTES, Meta, Piece, Progress, Reader, View},
 };
 
 /// Differences that are listed, a count.
-const MAX_LISTED: usize = 50;
+const MAX_LISTED_DIFFERENCES: usize = 50;
 
 /// What differs between `a` and `b`, as text, at most 50 of them. Paths in `except` are not
 /// looked at, nor the times of the directories that hold them.
@@ -32,13 +32,13 @@ pub fn compare(
     let owners = rustix::process::geteuid().is_root();
     let touched: HashSet<&Path> = except.iter().filter_map(|p| p.parent()).collect();
     let mut out = Vec::new();
-    let mut bufs = (vec![0; CHUNK], vec![0; CHUNK]);
+    let mut bufs = (vec![0; CHUNK_BYTES], vec![0; CHUNK_BYTES]);
     let mut names = [HashMap::new(), HashMap::new()];
     let root = PathBuf::new();
     let (ma, mb) = (a.meta(&root)?, b.meta(&root)?);
     let mut todo = vec![(root, ma, mb)];
     while let Some((path, ma, mb)) = todo.pop() {
-        if out.len() >= MAX_LISTED {
+        if out.len() >= MAX_LISTED_DIFFERENCES {
             break;
         }
         progress.at(&path)?;

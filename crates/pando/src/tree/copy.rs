@@ -18,7 +18,7 @@ use pando_fs::FileKind;
 use crate::{
     below::Attrs,
     tree::{
-        CHUNK, Count, EntryId, Meta, Piece, Progress, Sink, View,
+        CHUNK_BYTES, Count, EntryId, Meta, Piece, Progress, Sink, View,
         lost::{Losses, Lost, NotKept, errno, is_refusal},
     },
 };
@@ -108,7 +108,7 @@ pub fn copy_around(
         from,
         to,
         progress,
-        buf: vec![0; CHUNK],
+        buf: vec![0; CHUNK_BYTES],
         links: Links::default(),
         losses: Vec::new(),
         not_kept: NotKept::default(),

@@ -23,7 +23,7 @@ use rustix::{
 use crate::{
     below::{Attrs, Below, attrs_at, attrs_of, entries},
     tree::{
-        CHUNK, EntryId, Meta, Piece, Reader, Sink, View, Writer,
+        CHUNK_BYTES, EntryId, Meta, Piece, Reader, Sink, View, Writer,
         lost::{LISTS, Losses, Lost, about, may_miss, sort_of},
     },
 };
@@ -148,7 +148,7 @@ impl View for HostTree {
         let size = number(stat.st_size);
         // Only where blocks are missing are there holes worth two calls each; blocks behind the end may hide that,
         // which matters in large files.
-        let sparse = size > CHUNK as u64 || number(stat.st_blocks).saturating_mul(512) < size;
+        let sparse = size > CHUNK_BYTES as u64 || number(stat.st_blocks).saturating_mul(512) < size;
         Ok(Box::new(HostReader { file, name: fail(), at: 0, data_until: 0, size, sparse }))
     }
 

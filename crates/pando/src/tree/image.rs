@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Entries fetched at a time.
-const LISTING: usize = 1024;
+const LISTING_ENTRIES: usize = 1024;
 
 /// The tree at `root` of a file system.
 pub struct Image<'a> {
@@ -192,7 +192,7 @@ impl View for Image<'_> {
         let mut out = Vec::new();
         let mut cookie = 0;
         let result = loop {
-            let entries = match self.fs.readdir(handle, ino, cookie, LISTING) {
+            let entries = match self.fs.readdir(handle, ino, cookie, LISTING_ENTRIES) {
                 Ok(entries) => entries,
                 Err(e) => break Err(e),
             };

@@ -28,7 +28,7 @@ pub enum Lost {
 }
 
 /// How the sorts are called when there are some, in the order of [`Lost`].
-const NAMES: [&str; 8] = [
+const LOST_NAMES: [&str; 8] = [
     "hard links became files of their own",
     "extended attributes were not kept",
     "access control lists were not kept",
@@ -47,7 +47,7 @@ pub type Losses = Vec<(Lost, String)>;
 
 /// What was not kept of a tree.
 #[derive(Debug, Default)]
-pub struct NotKept([Option<(u64, String)>; NAMES.len()]);
+pub struct NotKept([Option<(u64, String)>; LOST_NAMES.len()]);
 
 impl NotKept {
     /// Counts what was not kept of the entry that is called `path`.
@@ -61,7 +61,7 @@ impl NotKept {
 
     /// A line for each sort of which there is something.
     pub fn lines(&self) -> impl Iterator<Item = String> + '_ {
-        self.0.iter().zip(NAMES).filter_map(|(sort, name)| {
+        self.0.iter().zip(LOST_NAMES).filter_map(|(sort, name)| {
             let (n, first) = sort.as_ref()?;
             Some(format!("{n} {name}; the first: {first}"))
         })

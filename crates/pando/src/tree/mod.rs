@@ -29,7 +29,7 @@ use pando_fs::{FileKind, Time};
 use crate::{below::Attrs, tree::lost::Losses};
 
 /// Bytes moved at a time.
-pub const CHUNK: usize = 1 << 20;
+pub const CHUNK_BYTES: usize = 1 << 20;
 
 /// What is kept of a file besides its content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -274,7 +274,7 @@ pub fn count(view: &dyn View, root: &Path, progress: &Progress) -> Result<Count>
 
 /// Reads all files below the root of `view`, to bring them into the page cache.
 pub fn read(view: &dyn View, progress: &Progress) -> Result<()> {
-    let mut buf = vec![0; CHUNK];
+    let mut buf = vec![0; CHUNK_BYTES];
     let mut todo = vec![PathBuf::new()];
     while let Some(dir) = todo.pop() {
         progress.at(&dir)?;

@@ -5,8 +5,7 @@
 //! once of late are kept while requests come: the others, and most when none was taken for a moment, go back to the
 //! kernel ([`Buffers::rest`]).
 //!
-//! Guarantees: a buffer belongs to who took it until it is dropped; at rest [`KEPT_BUFFERS`] stay. May use: the size of
-//! a request.
+//! Guarantees: a buffer belongs to who took it until it is dropped; at rest [`KEPT_BUFFERS`] stay.
 
 use std::{
     io,
@@ -25,14 +24,14 @@ const KEPT_BUFFERS: usize = 8;
 /// Buffers above that number go back to the kernel when none was taken for so long.
 pub(super) const REST: Duration = Duration::from_secs(1);
 
-/// The buffers that nobody uses.
+/// The free buffers.
 #[derive(Default)]
 struct Spare {
     /// The one used last is the last.
     buffers: Vec<MmapMut>,
     /// When one was taken last.
     taken: Option<Instant>,
-    /// The fewest that nobody used at once, since then: so many of the first were of no use.
+    /// The fewest free buffers at any time since then: so many are not needed.
     fewest: usize,
     counted_from: Option<Instant>,
 }

@@ -1,6 +1,6 @@
-//! The descriptor of `/dev/fuse`: requests read, answers and notifications written.
-//! With io_uring only FORGET and INTERRUPT arrive here; any other request would be served all the same. Guarantees: an
-//! answer that the kernel does not want any more is no error. May use: the bytes of the protocol.
+//! The descriptor of `/dev/fuse`: requests read, answers and notifications written. With io_uring only FORGET and
+//! INTERRUPT arrive here; any other request would be served all the same. Guarantees: an answer that the kernel does
+//! not want any more is no error.
 
 use std::{
     ffi::OsStr,
@@ -24,7 +24,7 @@ use zerocopy::IntoBytes;
 
 use crate::inside::apart;
 use crate::transport::own::{
-    Ended,
+    ended::Ended,
     serve::{Agreed, Reply},
     wire::{self, OutHeader},
 };

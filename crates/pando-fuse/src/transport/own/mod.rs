@@ -1,17 +1,19 @@
 //! The transport: the FUSE protocol over `/dev/fuse` or io_uring.
 //!
-//! `Session::new` does the handshake on a mounted descriptor and starts the
-//! queues of io_uring where these are wanted; `Session::serve` reads what the
-//! kernel sends over the descriptor (everything, or with queues FORGET and
-//! INTERRUPT only) until the file system is unmounted. Parts: `wire` has the
-//! bytes, `serve` calls the handler, `readers` are the threads that read the
-//! descriptor, `watch` looks out for requests while these wait, `buffers` is the
-//! memory that they read into, `ring` is one thread per request over io_uring,
-//! `device` reads and writes the descriptor and sends notifications, `offer`
-//! says whether the kernel offers io_uring.
+//! `Session::new` does the handshake on a mounted descriptor and starts the queues of io_uring where these are wanted;
+//! `Session::serve` reads what the kernel sends over the descriptor (everything, or with queues FORGET and INTERRUPT
+//! only) until the file system is unmounted.
+//!
+//! - `wire`: the bytes of the protocol; `offer`: whether the kernel offers io_uring
+//! - `device`: reads and writes the descriptor and sends notifications; `ended`: whether the mount has ended
+//! - `serve`: calls the handler
+//! - `readers`: the threads that read the descriptor, into the memory of `buffers`; `watch` looks for requests while
+//!   these wait
+//! - `ring`: one thread per request over io_uring
 
 mod buffers;
 mod device;
+mod ended;
 pub mod offer;
 mod readers;
 mod ring;
@@ -19,15 +21,7 @@ mod serve;
 mod watch;
 mod wire;
 
-use std::{
-    io,
-    os::fd::OwnedFd,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{io, os::fd::OwnedFd, path::Path, sync::Arc};
 
 use zerocopy::FromBytes;
 
@@ -189,18 +183,4 @@ fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<u32> {
     });
     device.answer(header.unique, 0, zerocopy::IntoBytes::as_bytes(&out))?;
     Ok(init.minor)
-}
-
-/// Set once, when the mount has ended.
-#[derive(Default)]
-struct Ended(AtomicBool);
-
-impl Ended {
-    fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
 }

@@ -15,7 +15,7 @@
 //! hardly ever (`Step::Here`) is done by the thread itself after it has left the role,
 //! if another one watches: whatever it waits for is then read by that one.
 //!
-//! Guarantees: as many roles as were asked for; at most `MAX_WAITING` threads
+//! Guarantees: as many roles as were asked for; at most `MAX_WAITING_THREADS` threads
 //! more than that. Where all of them wait, the last one keeps the role and
 //! waits with it: requests then stay in the kernel's queue until one is done.
 //! What waits with a role never waits for another request, so that ends. A
@@ -45,14 +45,14 @@ use crate::transport::own::{
 use crate::transport::{Handler, common::MAX_WORKERS, poll::Poller, workers::Workers};
 
 /// Threads beside those that read, a count: so many requests can wait at the same time without holding up others.
-const MAX_WAITING: usize = 64;
+const MAX_WAITING_THREADS: usize = 64;
 /// Idle threads that are kept for the next request that waits, a count. They have no memory for a request: that goes
 /// with the role. In a stream of large writes some tens of them wait, and each gigabyte of it started 200 threads anew
 /// where 12 were kept.
-const MAX_IDLE: usize = 48;
-/// Where a request came while a thread did work after it had left the role, so many works go to the workers, a count:
-/// who makes requests side by side is served better by threads that keep their roles.
-const BESIDE: u32 = 256;
+const MAX_IDLE_THREADS: usize = 48;
+/// Where a request came while a thread did work after it had left the role, so many works go to the workers, a count: a
+/// program with parallel requests is served better by threads that keep their roles.
+const HANDED_ON_WORKS: u32 = 256;
 
 /// Reads requests and has them answered.
 pub(super) struct Readers<H: Handler> {
@@ -205,7 +205,7 @@ impl<H: Handler> Readers<H> {
                 crew.idle -= 1;
                 return Some(buffer);
             }
-            if crew.idle > MAX_IDLE && !first {
+            if crew.idle > MAX_IDLE_THREADS && !first {
                 crew.idle -= 1;
                 crew.threads -= 1;
                 return None;
@@ -273,7 +273,10 @@ impl<H: Handler> Readers<H> {
             crew.left = Some(crew.leaves);
             return Some(crew.leaves);
         }
-        if crew.watcher == Watcher::Absent && crew.idle == 0 && crew.threads < self.roles + MAX_WAITING {
+        if crew.watcher == Watcher::Absent
+            && crew.idle == 0
+            && crew.threads < self.roles + MAX_WAITING_THREADS
+        {
             // Without one the workers are asked every time.
             if let Err(e) = self.start(&mut crew) {
                 log::debug!("nobody watches for requests: {e}");
@@ -288,7 +291,7 @@ impl<H: Handler> Readers<H> {
         let mut crew = self.crew.lock();
         if crew.left != Some(leave) {
             if here {
-                crew.beside = BESIDE;
+                crew.beside = HANDED_ON_WORKS;
             }
             return Role::None;
         }
@@ -317,8 +320,8 @@ impl<H: Handler> Readers<H> {
         // The one that watches does not look for vacant roles.
         let asleep = crew.idle.saturating_sub(usize::from(crew.watcher == Watcher::Present));
         if asleep <= crew.vacant.len() {
-            if crew.threads >= self.roles + MAX_WAITING {
-                log::debug!("requests wait behind {MAX_WAITING} others that wait");
+            if crew.threads >= self.roles + MAX_WAITING_THREADS {
+                log::debug!("requests wait behind {MAX_WAITING_THREADS} others that wait");
                 return false;
             }
             if let Err(e) = self.start(crew) {

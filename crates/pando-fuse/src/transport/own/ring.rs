@@ -97,7 +97,7 @@ struct Memory {
 
 impl Memory {
     /// Bytes for payload, the least that the kernel accepts.
-    const PAYLOAD: usize = MAX_WRITE_BYTES as usize;
+    const PAYLOAD_BYTES: usize = MAX_WRITE_BYTES as usize;
 
     fn new() -> io::Result<Self> {
         let headers = Box::new(Headers {
@@ -111,13 +111,14 @@ impl Memory {
         });
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address of the kernel's choice.
-        let payload =
-            unsafe { mmap_anonymous(std::ptr::null_mut(), Self::PAYLOAD, protection, MapFlags::PRIVATE) }?;
+        let payload = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), Self::PAYLOAD_BYTES, protection, MapFlags::PRIVATE)
+        }?;
         let headers = NonNull::from(Box::leak(headers));
         let payload = NonNull::new(payload.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         let parts = Box::new([
             libc::iovec { iov_base: headers.as_ptr().cast(), iov_len: size_of::<Headers>() },
-            libc::iovec { iov_base: payload.as_ptr().cast(), iov_len: Self::PAYLOAD },
+            libc::iovec { iov_base: payload.as_ptr().cast(), iov_len: Self::PAYLOAD_BYTES },
         ]);
         Ok(Self { headers, payload, parts })
     }
@@ -129,7 +130,10 @@ impl Memory {
         // the thread that owns this, only inside that thread's system calls on its ring, when no
         // borrow of `self` is alive.
         unsafe {
-            (self.headers.as_mut(), std::slice::from_raw_parts_mut(self.payload.as_ptr(), Self::PAYLOAD))
+            (
+                self.headers.as_mut(),
+                std::slice::from_raw_parts_mut(self.payload.as_ptr(), Self::PAYLOAD_BYTES),
+            )
         }
     }
 }
@@ -140,7 +144,7 @@ impl Drop for Memory {
         // which order), so the kernel writes no more.
         unsafe {
             drop(Box::from_raw(self.headers.as_ptr()));
-            let _ = munmap(self.payload.as_ptr().cast(), Self::PAYLOAD);
+            let _ = munmap(self.payload.as_ptr().cast(), Self::PAYLOAD_BYTES);
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Boxes of a picture: what stands in them, and how large they are.
 
 /// Width of a character of the font at its size of 11, and the height of a line, pixels.
-const CHAR: f64 = 6.65;
-pub const LINE: f64 = 16.0;
+const CHAR_WIDTH: f64 = 6.65;
+pub const LINE_HEIGHT: f64 = 16.0;
 /// Space inside of a border, pixels.
-pub const PAD: f64 = 8.0;
+pub const PADDING: f64 = 8.0;
 /// Height of the title of a box, pixels.
-pub const TITLE: f64 = 24.0;
+pub const TITLE_HEIGHT: f64 = 24.0;
 
 /// A line or chip in a box.
 pub enum Part {
@@ -39,7 +39,7 @@ pub struct Shape {
 
 /// Width of a line of text.
 pub fn text_width(text: &str) -> f64 {
-    text.chars().count() as f64 * CHAR
+    text.chars().count() as f64 * CHAR_WIDTH
 }
 
 impl Part {
@@ -47,15 +47,15 @@ impl Part {
         match self {
             Part::Text(_, text) => text_width(text),
             Part::Chip { lines, .. } => {
-                lines.iter().map(|line| text_width(line)).fold(0.0, f64::max) + 2.0 * PAD
+                lines.iter().map(|line| text_width(line)).fold(0.0, f64::max) + 2.0 * PADDING
             }
         }
     }
 
     pub fn height(&self) -> f64 {
         match self {
-            Part::Text(..) => LINE,
-            Part::Chip { lines, .. } => LINE * lines.len() as f64 + 12.0,
+            Part::Text(..) => LINE_HEIGHT,
+            Part::Chip { lines, .. } => LINE_HEIGHT * lines.len() as f64 + 12.0,
         }
     }
 }
@@ -63,11 +63,11 @@ impl Part {
 impl Cell {
     pub fn width(&self) -> f64 {
         // Space on the right for the lines that come out of Gotos.
-        self.parts.iter().map(Part::width).fold(44.0, f64::max) + 2.0 * PAD + 8.0
+        self.parts.iter().map(Part::width).fold(44.0, f64::max) + 2.0 * PADDING + 8.0
     }
 
     pub fn height(&self) -> f64 {
-        self.parts.iter().map(Part::height).sum::<f64>() + PAD + 4.0
+        self.parts.iter().map(Part::height).sum::<f64>() + PADDING + 4.0
     }
 }
 
@@ -78,6 +78,6 @@ impl Shape {
     }
 
     pub fn height(&self) -> f64 {
-        TITLE + self.cells.iter().map(Cell::height).fold(LINE, f64::max)
+        TITLE_HEIGHT + self.cells.iter().map(Cell::height).fold(LINE_HEIGHT, f64::max)
     }
 }

@@ -14,7 +14,7 @@ use crate::cmd::inspect::{
     fold::{ROW_WIDTHS, fold},
     keys::{Keys, count},
     layout::{self, Item, Link},
-    shapes::{Cell, LINE, PAD, Part, Shape, TITLE, text_width},
+    shapes::{Cell, LINE_HEIGHT, PADDING, Part, Shape, TITLE_HEIGHT, text_width},
     style::{HATCH, STYLE, XMLNS},
 };
 use crate::size::show;
@@ -23,11 +23,11 @@ use crate::size::show;
 const MARGIN: f64 = 92.0;
 const ROW_GAP: f64 = 64.0;
 /// Longest text, a count of characters; what is longer is shortened in the middle.
-const LONGEST: usize = 40;
+const MAX_CHARS: usize = 40;
 /// Widest picture, pixels, if what is folded can make it so.
-const MOST_WIDE: f64 = 4000.0;
+const MAX_WIDTH: f64 = 4000.0;
 /// Most lines of pairs and messages that a page shows, a count.
-const MOST: usize = 8;
+const MAX_LINES: usize = 8;
 
 /// What is drawn, and where.
 struct Layout {
@@ -62,7 +62,7 @@ pub fn draw(seen: &Inspection, keys: Keys) -> String {
     let (mut row_width, least) = ROW_WIDTHS;
     let mut layout = arranged(seen, keys, row_width);
     // Arrows that go through a row take room as well.
-    while layout.width > MOST_WIDE && row_width > least {
+    while layout.width > MAX_WIDTH && row_width > least {
         row_width *= 0.8;
         layout = arranged(seen, keys, row_width);
     }
@@ -221,7 +221,7 @@ fn chips(layer: &LayerInfo, path: Option<&PathInfo>, keys: Keys) -> Vec<Part> {
         let mut lines = vec![count(page.entries, "message")];
         match &page.messages {
             Some(Ok(entries)) => {
-                lines.extend(entries.iter().take(MOST).map(|entry| {
+                lines.extend(entries.iter().take(MAX_LINES).map(|entry| {
                     let key = keys.local(path, &entry.key);
                     shorten(&match &entry.message {
                         MessageInfo::Put(_) => format!("put {key}"),
@@ -229,8 +229,8 @@ fn chips(layer: &LayerInfo, path: Option<&PathInfo>, keys: Keys) -> Vec<Part> {
                         MessageInfo::Upsert(_) => format!("change {key}"),
                     })
                 }));
-                if entries.len() > MOST {
-                    lines.push(format!("… and {} more", entries.len() - MOST));
+                if entries.len() > MAX_LINES {
+                    lines.push(format!("… and {} more", entries.len() - MAX_LINES));
                 }
             }
             Some(Err(_)) => lines.push("cannot be read".into()),
@@ -270,10 +270,11 @@ fn map(target: &TargetInfo, keys: Keys) -> Option<String> {
 fn pairs(page: &PageInfo, keys: Keys) -> Vec<Part> {
     match &page.messages {
         Some(Ok(entries)) => {
-            let some = entries.iter().take(MOST).map(|e| Part::Text("small", shorten(&keys.piece(&e.key))));
+            let some =
+                entries.iter().take(MAX_LINES).map(|e| Part::Text("small", shorten(&keys.piece(&e.key))));
             let mut parts: Vec<Part> = some.collect();
-            if entries.len() > MOST {
-                parts.push(Part::Text("small", format!("… and {} more", entries.len() - MOST)));
+            if entries.len() > MAX_LINES {
+                parts.push(Part::Text("small", format!("… and {} more", entries.len() - MAX_LINES)));
             }
             parts
         }
@@ -288,10 +289,10 @@ fn pairs(page: &PageInfo, keys: Keys) -> Vec<Part> {
 /// A text that is not too long, its middle left out.
 fn shorten(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
-    if chars.len() <= LONGEST {
+    if chars.len() <= MAX_CHARS {
         return text.into();
     }
-    let (head, tail) = (LONGEST / 2, LONGEST - LONGEST / 2 - 1);
+    let (head, tail) = (MAX_CHARS / 2, MAX_CHARS - MAX_CHARS / 2 - 1);
     let start: String = chars.iter().take(head).collect();
     let end: String = chars.iter().skip(chars.len() - tail).collect();
     format!("{start}…{end}")
@@ -315,7 +316,7 @@ impl Shape {
         }
         let class = if self.broken { "broken" } else { self.class };
         out.rect(class, x, y, w, h, 6.0);
-        out.text("title", x + PAD + 2.0, y + 16.0, &self.title);
+        out.text("title", x + PADDING + 2.0, y + 16.0, &self.title);
         if let Some(badge) = &self.badge {
             let wide = text_width(badge) + 12.0;
             out.rect("badge", x + w - wide - 6.0, y + 4.0, wide, 16.0, 8.0);
@@ -325,24 +326,24 @@ impl Shape {
         let mut left = x;
         for (i, cell) in self.cells.iter().enumerate() {
             let wide = cell.width() + spare;
-            out.line("rule", left, y + TITLE, left + wide, y + TITLE);
+            out.line("rule", left, y + TITLE_HEIGHT, left + wide, y + TITLE_HEIGHT);
             if i > 0 {
-                out.line("rule", left, y + TITLE, left, y + h);
+                out.line("rule", left, y + TITLE_HEIGHT, left, y + h);
             }
-            let mut top = y + TITLE + 4.0;
+            let mut top = y + TITLE_HEIGHT + 4.0;
             let mut gutter = 0.0;
             for part in &cell.parts {
                 match part {
-                    Part::Text(class, text) => out.text(class, left + PAD, top + 12.0, text),
+                    Part::Text(class, text) => out.text(class, left + PADDING, top + 12.0, text),
                     Part::Chip { class, lines, target } => {
                         let (cw, ch) = (part.width(), part.height() - 6.0);
-                        out.rect(class, left + PAD, top + 2.0, cw, ch, 3.0);
+                        out.rect(class, left + PADDING, top + 2.0, cw, ch, 3.0);
                         for (n, line) in lines.iter().enumerate() {
                             let class = if n == 0 || target.is_none() { "chip" } else { "map" };
-                            out.text(class, left + 2.0 * PAD, top + 15.0 + LINE * n as f64, line);
+                            out.text(class, left + 2.0 * PADDING, top + 15.0 + LINE_HEIGHT * n as f64, line);
                         }
                         if let Some(to) = *target {
-                            let (sx, sy) = (left + PAD + cw, top + 2.0 + ch / 2.0);
+                            let (sx, sy) = (left + PADDING + cw, top + 2.0 + ch / 2.0);
                             let lane = left + wide - 8.0 + gutter;
                             gutter += 3.0;
                             out.path("goto-line", &format!("M{sx:.1} {sy:.1}H{lane:.1}V{:.1}", y + h));

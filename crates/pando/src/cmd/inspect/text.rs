@@ -18,7 +18,7 @@ use crate::cmd::inspect::keys::{Keys, bytes, count};
 use crate::size::show;
 
 /// Longest value that is shown in whole, in bytes.
-const VALUE: usize = 48;
+const VALUE_BYTES: usize = 48;
 
 struct NodePrinter<'a> {
     keys: Keys,
@@ -194,8 +194,10 @@ fn title(node: &NodeInfo, keys: Keys) -> String {
 
 /// A value or operation, if need be its beginning.
 fn value(value: &[u8]) -> String {
-    match value.get(..VALUE) {
-        Some(start) if value.len() > VALUE => format!("{}… ({})", bytes(start), show(value.len() as u64)),
+    match value.get(..VALUE_BYTES) {
+        Some(start) if value.len() > VALUE_BYTES => {
+            format!("{}… ({})", bytes(start), show(value.len() as u64))
+        }
         _ => bytes(value),
     }
 }

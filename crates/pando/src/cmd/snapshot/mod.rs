@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::{cmd::ReportName, place, report::VERSION, size};
 pub use select::show_age;
-use select::{Age, select};
+use select::{Age, about, select};
 
 /// How long prune waits for the space of a snapshot that it has deleted before it deletes another one.
 const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
@@ -225,9 +225,9 @@ pub fn run(args: &Args) -> Result<()> {
             }
             let made = place::retried(|| Ok(tool::make_snapshot(dir, new.clone())?));
             let (made, unstored) = made.with_context(|| about(dir))?;
-            super::warn_unstored(unstored, dir);
+            crate::cmd::warn_unstored(unstored, dir);
             let names: String = made.iter().map(|info| format!("{}\n", info.name.display())).collect();
-            super::print(&names)
+            crate::cmd::print(&names)
         }
         SnapshotCommand::List { dir, script, json, space } => list(dir, *script, *json, *space),
         SnapshotCommand::Delete { which, dry_run } => {
@@ -334,10 +334,6 @@ fn ask(dir: &Path, asked: &Asked) -> Result<()> {
     place::retried(|| Ok(tool::snapshot(dir, asked.clone()).map(drop)?))
 }
 
-fn about(dir: &Path) -> String {
-    format!("snapshots of {}", dir.display())
-}
-
 fn snapshots(dir: &Path) -> Result<Vec<SnapshotInfo>> {
     place::retried(|| Ok(tool::list_snapshots(dir)?)).with_context(|| about(dir))
 }
@@ -394,7 +390,7 @@ fn delete_each(dir: &Path, which: &[(&SnapshotInfo, Option<u64>)], dry_run: bool
         Ok(())
     };
     if gone { crate::exit::each(which, work) } else { which.iter().try_for_each(work) }?;
-    super::print(&said)
+    crate::cmd::print(&said)
 }
 
 fn usage(dir: &Path, info: &SnapshotInfo) -> Result<Usage> {
@@ -461,8 +457,8 @@ fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
 /// Prints these, with their makers and sizes if they are of directories that are `gone`.
 fn show(lines: Vec<SnapshotLine>, gone: bool, script: bool, json: bool) -> Result<()> {
     match json {
-        true => super::print_json(&SnapshotReport { version: VERSION, snapshots: lines }),
-        false => super::print(&text(&lines, gone, script, Time::now())),
+        true => crate::cmd::print_json(&SnapshotReport { version: VERSION, snapshots: lines }),
+        false => crate::cmd::print(&text(&lines, gone, script, Time::now())),
     }
 }
 
@@ -515,7 +511,7 @@ fn text(lines: &[SnapshotLine], gone: bool, script: bool, now: Time) -> String {
         }
         rows.push(row);
     }
-    let widths = super::widths(&rows);
+    let widths = crate::cmd::widths(&rows);
     let mut out = String::new();
     for row in &rows {
         let mut shown = String::new();

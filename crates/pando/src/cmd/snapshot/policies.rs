@@ -10,7 +10,7 @@ use serde::Serialize;
 use crate::{
     cmd::snapshot::{
         policy::{Shown, fields, shown},
-        show_age,
+        select::show_age,
     },
     report::VERSION,
 };

@@ -7,7 +7,7 @@ use pando_fs::{MAX_FREE_PERCENT, SnapshotPolicy, StoredPolicy};
 use pando_fuse::{asked::Asked, tool};
 use serde::Serialize;
 
-use crate::cmd::snapshot::{Age, about, show_age};
+use crate::cmd::snapshot::select::{Age, about, show_age};
 use crate::report::VERSION;
 
 /// Show, set or remove the policy by which the mounted file system makes and deletes snapshots of a directory

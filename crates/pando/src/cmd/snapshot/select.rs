@@ -1,6 +1,6 @@
-//! Which snapshots a command line means: names, numbers, ranges, ages. Pure.
+//! Which snapshots a command line means: names, numbers, ranges, ages; and the name of a directory in errors. Pure.
 
-use std::str::FromStr;
+use std::{path::Path, str::FromStr};
 
 use anyhow::{Result, bail};
 use pando_fs::{SnapshotInfo, Time};
@@ -29,6 +29,11 @@ impl FromStr for Age {
 pub fn show_age(secs: u64) -> String {
     let unit = UNITS.iter().rev().find(|(_, unit)| secs >= *unit).unwrap_or(&UNITS[0]);
     format!("{}{}", secs / unit.1, unit.0)
+}
+
+/// What errors are about.
+pub fn about(dir: &Path) -> String {
+    format!("snapshots of {}", dir.display())
 }
 
 /// The snapshots that `selections` name, each once, by number; of these, if `older_than` is given, the older ones. With

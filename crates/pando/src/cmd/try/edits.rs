@@ -1,7 +1,7 @@
 //! The edits that `pando try` makes to the clone, and what they must lead to.
 //!
 //! Guarantees: a choice of edits is a function of the tree, and names each path that differs from the original after
-//! it. May use: trees, to choose and to verify; the store, to apply.
+//! it.
 
 use std::{
     collections::HashSet,
@@ -15,12 +15,12 @@ use crate::cmd::r#try::store::Store;
 use crate::tree::{Piece, View};
 
 /// Files that get four bytes in their middle; that get a line at their end.
-const OVERWRITTEN: usize = 8;
-const APPENDED: usize = 4;
+const OVERWRITTEN_FILES: usize = 8;
+const APPENDED_FILES: usize = 4;
 /// Larger files are not edited: their expected content is kept in memory.
-const LARGEST: u64 = 8 << 20;
+const LARGEST_BYTES: u64 = 8 << 20;
 const MARK: &[u8] = b"TREE";
-const LINE: &[u8] = b"\nA line of its own for the clone.\n";
+const OWN_LINE: &[u8] = b"\nA line of its own for the clone.\n";
 const NEW_NAME: &str = ".pando-try-new";
 const MOVED_NAME: &str = ".pando-try-moved";
 
@@ -51,7 +51,7 @@ impl Edits {
                 match meta.kind {
                     FileKind::Directory => todo.push(path),
                     // An edit of a file with further names would change these as well.
-                    FileKind::Regular if (16..LARGEST).contains(&meta.size) && meta.nlink == 1 => {
+                    FileKind::Regular if (16..LARGEST_BYTES).contains(&meta.size) && meta.nlink == 1 => {
                         files.push(path)
                     }
                     _ => {}
@@ -59,7 +59,7 @@ impl Edits {
             }
         }
         files.sort_unstable();
-        let want = (OVERWRITTEN + APPENDED + 2).min(files.len());
+        let want = (OVERWRITTEN_FILES + APPENDED_FILES + 2).min(files.len());
         let step = files.len().checked_div(want).unwrap_or(1).max(1);
         let mut chosen = files.into_iter().step_by(step).take(want);
         let mut edits = Edits { changed: Vec::new(), removed: chosen.next(), moved: None };
@@ -69,8 +69,11 @@ impl Edits {
         }
         for (i, path) in chosen.enumerate() {
             let mut expected = read(tree, &path)?;
-            let (at, data) =
-                if i < APPENDED { (expected.len(), LINE) } else { ((expected.len() - MARK.len()) / 2, MARK) };
+            let (at, data) = if i < APPENDED_FILES {
+                (expected.len(), OWN_LINE)
+            } else {
+                ((expected.len() - MARK.len()) / 2, MARK)
+            };
             expected.resize(expected.len().max(at + data.len()), 0);
             expected.splice(at..at + data.len(), data.iter().copied());
             edits.changed.push(Changed { path, offset: at as u64, data, expected });
@@ -90,7 +93,7 @@ impl Edits {
         if let Some((path, _)) = &self.moved {
             store.rename(&root.join(path), MOVED_NAME)?;
         }
-        store.create(&root.join(NEW_NAME), LINE)
+        store.create(&root.join(NEW_NAME), OWN_LINE)
     }
 
     /// Every path that differs from the original now.
@@ -119,7 +122,7 @@ impl Edits {
         if let Some((path, expected)) = &self.moved {
             content(&path.with_file_name(MOVED_NAME), expected)?;
         }
-        content(Path::new(NEW_NAME), LINE)?;
+        content(Path::new(NEW_NAME), OWN_LINE)?;
         for gone in self.removed.iter().chain(self.moved.iter().map(|(path, _)| path)) {
             if tree.meta(gone).is_ok() {
                 bail!("{}: is still there", tree.show(gone));
@@ -133,7 +136,7 @@ impl Edits {
     }
 
     pub(super) fn describe(&self) -> String {
-        let appended = self.changed.iter().filter(|c| c.data == LINE).count();
+        let appended = self.changed.iter().filter(|c| c.data == OWN_LINE).count();
         format!(
             "{} files overwritten in their middle, {appended} appended to, {} removed, {} renamed, 1 new",
             self.changed.len() - appended,

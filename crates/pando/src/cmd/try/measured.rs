@@ -1,7 +1,6 @@
 //! What `pando try` measures, and the table that it prints.
 //!
-//! A step of the store is timed until its call returns, and until it is durable; a copy by `cp` likewise. May use: the
-//! store, for its sizes and to make steps durable.
+//! A step of the store is timed until its call returns, and until it is durable; a copy by `cp` likewise.
 
 use std::time::{Duration, Instant};
 

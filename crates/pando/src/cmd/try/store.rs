@@ -1,7 +1,6 @@
 //! The store of `pando try`: mounted, or through the library where mounting is not possible.
 //!
-//! Guarantees: each call does the same either way, so the steps need not know which one it is. May use: the commands
-//! `mount`, `umount` and `clone`, and trees.
+//! Guarantees: each call does the same either way, so the steps need not know which one it is.
 
 use std::{
     ffi::OsString,

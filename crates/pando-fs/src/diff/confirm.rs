@@ -2,7 +2,7 @@
 //!
 //! Where one tree lies in the other, or a clone in what it was made of, a file number is there several times, and what
 //! looked as if it had come and gone may be compared with itself after all, as what holds it has moved. Guarantees that
-//! both ends of each move that is left are on one side only where the walk comes to them. Uses sides and moves.
+//! both ends of each move that is left are on one side only where the walk comes to them.
 
 use std::collections::HashMap;
 
@@ -17,14 +17,14 @@ use crate::{
 };
 
 /// After so many passes, a count, nothing is taken for a move.
-const PASSES: u32 = 16;
+const MAX_PASSES: u32 = 16;
 
 /// The directory that one is compared with, by contents prefix.
 pub(crate) type Images = HashMap<Vec<u8>, Option<Vec<u8>>>;
 
 /// Leaves of the moves those that hold.
-pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side, go_on: &GoOn<'_>) -> Result<()> {
-    for _ in 0..PASSES {
+pub(crate) fn confirm_moves(moves: &mut Moves, before: &Side, after: &Side, go_on: &GoOn<'_>) -> Result<()> {
+    for _ in 0..MAX_PASSES {
         let wrong = wrong(moves, moves, (before, after), go_on)?;
         if wrong.is_empty() {
             return Ok(());
@@ -36,7 +36,7 @@ pub(crate) fn settle(moves: &mut Moves, before: &Side, after: &Side, go_on: &GoO
 }
 
 /// Leaves of those that were set aside what would hold beside the moves.
-pub(crate) fn settle_aside(
+pub(crate) fn confirm_aside(
     moves: &Moves,
     aside: &mut Moves,
     before: &Side,

@@ -1,4 +1,4 @@
-//! What a policy has changed, told to the kernel while nobody waits for that.
+//! Tells the kernel what a policy has changed, while no call waits for that.
 //!
 //! To be told of an entry the kernel waits for whoever has its directory locked, and a program that lists it into
 //! memory which does not come keeps it locked for as long as it likes. So this is done by threads of its own, one for
@@ -16,21 +16,21 @@ use crate::transport::workers::Workers;
 const MAX_THREADS: usize = 2;
 
 /// What is yet to be told.
-pub(crate) struct Unsettled {
+pub(crate) struct PendingReports {
     /// By directory; those that a thread is at have an entry.
     dirs: Mutex<HashMap<u64, VecDeque<CloneReport>>>,
     workers: Workers,
 }
 
-impl Default for Unsettled {
+impl Default for PendingReports {
     fn default() -> Self {
         Self { dirs: Mutex::default(), workers: Workers::new(MAX_THREADS) }
     }
 }
 
-impl Unsettled {
+impl PendingReports {
     /// Takes what is to be told of a directory whose owner is `uid`, and has `tell` called, unless that is so already:
-    /// it tells what [`Unsettled::next`] gives until there is no more.
+    /// it tells what [`PendingReports::next`] gives until there is no more.
     pub(crate) fn give(
         &self,
         (dir, uid): (u64, u32),
@@ -67,14 +67,14 @@ mod tests {
 
     #[test]
     fn one_thread_tells_all_of_a_directory_in_turn() {
-        let unsettled = Unsettled::default();
+        let pending_reports = PendingReports::default();
         let report = |micros| CloneReport { micros, ..CloneReport::default() };
-        assert!(unsettled.add(7, report(1)));
-        assert!(!unsettled.add(7, report(2)) && unsettled.add(8, report(3)));
-        let next = |dir| unsettled.next(dir).map(|report| report.micros);
+        assert!(pending_reports.add(7, report(1)));
+        assert!(!pending_reports.add(7, report(2)) && pending_reports.add(8, report(3)));
+        let next = |dir| pending_reports.next(dir).map(|report| report.micros);
         assert_eq!([next(7), next(7)], [Some(1), Some(2)]);
-        assert!(!unsettled.add(7, report(4)), "a thread is at it still");
+        assert!(!pending_reports.add(7, report(4)), "a thread is at it still");
         assert_eq!([next(7), next(7), next(8), next(8)], [Some(4), None, Some(3), None]);
-        assert!(unsettled.add(7, report(5)));
+        assert!(pending_reports.add(7, report(5)));
     }
 }

@@ -329,7 +329,7 @@ impl Refused {
             self.count.store(files.len(), Ordering::Release);
             file
         };
-        let mut file = file.lock();
+        let mut file = held(&file);
         file.errno = errno;
         if self.untold.lock().insert(ino) && !file.waits() {
             self.wake.notify_all();

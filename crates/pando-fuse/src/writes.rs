@@ -1,4 +1,4 @@
-//! Writes, and pages that the kernel has written out and that did not fit.
+//! Writes and what else changes bytes past the kernel's pages, and pages that it has written out and that did not fit.
 //!
 //! Guarantees what `refused` does; a page that is tried again is read through the page cache, by the server's own way
 //! into the mount, and what the page cache then asks the server for is lost. A server without that has the kernel drop
@@ -13,6 +13,7 @@ use std::{
 use pando_fs::FileHandle;
 
 use crate::{
+    caller::changer,
     coherence::MountState,
     past_pages::Announcement,
     quotas::of_pages,
@@ -61,15 +62,10 @@ impl MountState {
         }
         Answer::later(move || {
             let stored = outcome.map_or(0, u64::from);
-            // What is not stored stays in the pages.
-            if stored > 0 && (pages_stale || announced.is_some()) {
-                shared.tell(|n| n.forget_pages(ino, offset, stored));
-            }
             if let Some(announced) = announced {
-                let left_out = announced.end();
-                if !left_out.is_empty() {
-                    shared.nothing_left_out(ino, offset, stored, &left_out, outcome.err());
-                }
+                shared.end_announced(announced, (ino, offset, stored), outcome.err());
+            } else if stored > 0 && pages_stale {
+                shared.tell(|n| n.forget_pages(ino, offset, stored));
             }
             if mode_changed {
                 shared.bits_dropped(ino);
@@ -97,9 +93,92 @@ impl MountState {
         }
     }
 
-    /// Behind an announcement for a write at `offset` of which bytes of pages were left out: the first `stored` are
-    /// stored by the write. Pages that were changed there meanwhile are dropped, so that readers see what is stored.
-    /// What the write did not store is tried again from its pages.
+    /// The answer to fallocate(2) with `mode`. What is zeroed the kernel drops of its pages, or zeroes in them, behind the
+    /// answer only. Until then a mapping may change others of their bytes, and so have the old ones written out.
+    pub(crate) fn answer_fallocate(
+        self: &Arc<Self>,
+        c: &Context,
+        (ino, offset, len): (u64, u64, u64),
+        mode: i32,
+    ) -> Answer<()> {
+        let bits = self.set_id_bits(ino);
+        let caller = changer(c, self.fs.perm(ino).unwrap_or_default());
+        let zeroed = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+        let range = offset..offset.saturating_add(if zeroed { len } else { 0 });
+        let allocate = || {
+            let allocate = || self.fs.fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
+            self.refused.around(ino, range.clone(), allocate)
+        };
+        let announce = || self.past_pages.announce(ino, range.clone());
+        let opened = || self.caches.cached(ino, &range).1;
+        let before = opened();
+        let announced = (zeroed && self.caches.is_perhaps_dirty(ino)).then(announce);
+        let outcome = allocate();
+        // Somebody may have opened and mapped it meanwhile.
+        let again = zeroed && announced.is_none() && outcome.is_ok() && opened() != before;
+        let (outcome, announced) = match again.then(announce) {
+            Some(announced) => (allocate(), Some(announced)),
+            None => (outcome, announced),
+        };
+        self.answer_announced((ino, offset, len), bits, announced, outcome)
+    }
+
+    /// Before an open cuts a file off. A kernel that keeps what is written stops to write pages out until that is
+    /// answered. Another one does not, and a page that is stored behind it would make the file as long as before.
+    pub(crate) fn announce_cut(self: &Arc<Self>, ino: u64) -> Option<Announcement> {
+        let mapped = !self.caches.writeback() && self.caches.is_perhaps_dirty(ino);
+        mapped.then(|| self.past_pages.announce(ino, 0..u64::MAX))
+    }
+
+    /// The answer of a call that has changed `len` bytes from `offset` on, or has failed, for which `announced` was
+    /// made, and which may have dropped set-id bits, which were `bits`: the kernel is told before.
+    pub(crate) fn answer_announced<T: Send + 'static>(
+        self: &Arc<Self>,
+        (ino, offset, len): (u64, u64, u64),
+        bits: u16,
+        announced: Option<Announcement>,
+        outcome: Outcome<T>,
+    ) -> Answer<T> {
+        let mode_changed = self.set_id_bits(ino) != bits;
+        if !mode_changed && announced.is_none() {
+            return Answer::Now(outcome);
+        }
+        let shared = self.clone();
+        let work = move || {
+            if let Some(announced) = announced {
+                let stored = if outcome.is_ok() { len } else { 0 };
+                let why = outcome.as_ref().err().copied();
+                shared.end_announced(announced, (ino, offset, stored), why);
+            }
+            if mode_changed {
+                shared.bits_dropped(ino);
+            }
+            outcome
+        };
+        if mode_changed { Answer::later(work) } else { Answer::here(work) }
+    }
+
+    /// Ends an announcement of bytes of which the first `stored` from `offset` on are stored. Not for the thread that
+    /// reads requests.
+    fn end_announced(
+        self: &Arc<Self>,
+        announced: Announcement,
+        (ino, offset, stored): (u64, u64, u64),
+        why: Option<Errno>,
+    ) {
+        // What is not stored stays in the pages.
+        if stored > 0 {
+            self.tell(|n| n.forget_pages(ino, offset, stored));
+        }
+        let left_out = announced.end();
+        if !left_out.is_empty() {
+            self.nothing_left_out(ino, offset, stored, &left_out, why);
+        }
+    }
+
+    /// Behind an announcement for a change at `offset` of which bytes of pages were left out: the first `stored` are
+    /// stored by it. Pages that were changed there meanwhile are dropped, so that readers see what is stored.
+    /// What it did not store is tried again from its pages.
     fn nothing_left_out(
         self: &Arc<Self>,
         ino: u64,
@@ -112,7 +191,7 @@ impl MountState {
             self.tell(|n| n.forget_pages(ino, offset, stored));
         }
         for part in left_out {
-            let rest = part.start.max(offset + stored)..part.end;
+            let rest = part.start.max(offset.saturating_add(stored))..part.end;
             if !rest.is_empty() {
                 self.refuse(ino, &rest, why.map_or(libc::ENOSPC, |e| e.0));
             }

@@ -63,7 +63,7 @@ pub const FUSE: Floors = &[
         ],
     ),
     ("recursive", &["inside", "own_threads", "transport", "proof", "caller", "coherence"]),
-    ("writes", &["coherence", "past_pages", "quotas", "transport"]),
+    ("writes", &["caller", "coherence", "past_pages", "quotas", "transport"]),
     ("copies", &["transport", "caller", "coherence"]),
     ("policies", &["automatic", "coherence", "diffs", "mountinfo", "transport", "unsettled"]),
     (

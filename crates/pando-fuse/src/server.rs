@@ -411,7 +411,7 @@ impl Handler for Server {
                 }
                 shared.fs.fsync(ino, datasync)?;
                 shared.automatic.synced_all();
-                Ok(())
+                shared.refused.may_sync_all()
             });
         }
         Answer::here(move || {

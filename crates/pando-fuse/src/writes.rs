@@ -208,25 +208,39 @@ impl MountState {
 
     /// Writes what a program or the kernel gives.
     fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
-        let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        let outcome = self.refused.around_part(w.ino, w.offset, w.writeback, || self.write_range(w));
-        if let (true, Err(e)) = (w.writeback, &outcome) {
-            self.refuse(w.ino, &range, e.0);
+        let store =
+            |w: &Write<'_>| self.refused.around_part(w.ino, w.offset, w.writeback, || self.write_part(w));
+        if !w.writeback {
+            return store(w);
         }
+        let all = w.data.len() as u32;
+        let mut outcome = Ok(all);
+        self.store_pages((w.ino, w.offset), w.data, |offset, data| {
+            if outcome.is_ok() {
+                outcome = store(&Write { offset, data, ..*w }).map(|_| all);
+            }
+            // Not what is left out: that is somebody else's. It is noted here, as whoever stores something in it next
+            // removes that from what is noted.
+            if let Err(e) = &outcome {
+                self.refuse(w.ino, &(offset..offset.saturating_add(data.len() as u64)), e.0);
+            }
+            Ok(())
+        })?;
         outcome
     }
 
-    fn write_range(&self, w: &Write<'_>) -> Outcome<u32> {
-        if !w.writeback {
-            return self.write_part(w);
-        }
-        let pages = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        self.past_pages.store_pages(w.ino, pages, |part| {
-            let at = |byte: u64| usize::try_from(byte - w.offset).unwrap_or_default();
-            let data = w.data.get(at(part.start)..at(part.end)).unwrap_or_default();
-            self.write_part(&Write { offset: part.start, data, ..*w }).map(drop)
-        })?;
-        Ok(w.data.len() as u32)
+    /// Has `store` store those parts of pages of a file, from a byte on, that nothing is announced of.
+    fn store_pages(
+        &self,
+        (ino, offset): (u64, u64),
+        data: &[u8],
+        mut store: impl FnMut(u64, &[u8]) -> Outcome<()>,
+    ) -> Outcome<()> {
+        let pages = offset..offset.saturating_add(data.len() as u64);
+        self.past_pages.store_pages(ino, pages, |part| {
+            let at = |byte: u64| usize::try_from(byte - offset).unwrap_or_default();
+            store(part.start, data.get(at(part.start)..at(part.end)).unwrap_or_default())
+        })
     }
 
     fn write_part(&self, w: &Write<'_>) -> Outcome<u32> {
@@ -260,6 +274,11 @@ impl MountState {
         self.refused.start(move || shared.try_again());
     }
 
+    /// Stores pages that were refused before.
+    pub(crate) fn write_again(&self, ino: u64, offset: u64, data: &[u8]) -> Outcome<()> {
+        self.store_pages((ino, offset), data, |at, part| self.write_pages(ino, at, part).map(drop))
+    }
+
     fn try_again(&self) {
         let mut read = |ino, range: &Range<u64>| match self.way_in.get() {
             Some(inside) => inside.read_apart(ino, range, PATIENCE),
@@ -269,7 +288,7 @@ impl MountState {
                 Ok(Vec::new())
             }
         };
-        let mut write = |ino, offset, data: &[u8]| self.write_pages(ino, offset, data).map(drop);
+        let mut write = |ino, offset, data: &[u8]| self.write_again(ino, offset, data);
         let tell_writers = || {
             for ino in self.refused.take_untold() {
                 // It may have left the kernel's memory.

@@ -1,7 +1,7 @@
 //! What the server keeps of files that the kernel has forgotten, and pages that the kernel writes out late.
 #![allow(clippy::unwrap_used, clippy::single_range_in_vec_init)]
 
-use std::io;
+use std::{io, sync::mpsc};
 
 use pando_db::device::MemDevice;
 use pando_fs::{FormatOptions, MountOptions, ROOT};
@@ -149,4 +149,44 @@ fn a_file_that_an_open_cuts_off_does_not_grow_again_by_pages_of_a_mapping() {
     wait(answer).unwrap();
     assert_eq!(stored(&server, ino), []);
     assert_eq!(server.shared.fs.size(ino).unwrap(), 0);
+}
+
+/// A mapping has a page back before a direct write to a part of it is stored, and the page does not fit.
+#[test]
+fn a_direct_write_is_not_taken_back_by_pages_that_did_not_fit_at_first() {
+    for announced_later in [false, true] {
+        let server = server(true);
+        let dir = server.mkdir(&ROOT_USER, ROOT, OsStr::new("d"), 0o755, 0).unwrap().ino;
+        let (ino, handle) = mapped(&server, dir);
+        // What did not fit is tried again by this test.
+        let refused = &server.shared.refused;
+        let (hold, held) = mpsc::channel::<()>();
+        refused.start(move || _ = held.recv());
+        server.shared.fs.set_quota(dir, Some(PAGES_BYTES as u64 + 4096)).unwrap();
+        let refuse = || write_out(&server, ino, &vec![b'o'; 1 << 20]).unwrap_err();
+        let direct = || server.write(&ROOT_USER, a_write((ino, handle), 100, &[b'd'; 500], false));
+        let again = || {
+            let read =
+                |_: u64, range: &std::ops::Range<u64>| Ok(vec![b'o'; (range.end - range.start) as usize]);
+            server.shared.fs.set_quota(dir, None).unwrap();
+            refused.round(read, |ino, offset, data| server.shared.write_again(ino, offset, data));
+            assert!(!refused.may_wait(ino), "vacuous: it was not tried");
+        };
+        if announced_later {
+            refuse();
+            let announced = server.shared.past_pages.announce(ino, 100..600);
+            again();
+            assert_eq!(announced.end(), [100..600]);
+            wait(direct()).unwrap();
+        } else {
+            let answer = direct();
+            refuse();
+            assert!(refused.may_wait(ino), "vacuous: it did fit");
+            again();
+            wait(answer).unwrap();
+        }
+        let wanted = [(b'o', 100), (b'd', 500), (b'o', (1 << 20) - 600)];
+        assert_eq!(stored(&server, ino), wanted, "announced later: {announced_later}");
+        drop(hold);
+    }
 }

@@ -232,7 +232,7 @@ impl Inside {
         let (tell, told) = mpsc::channel();
         let asked = files.clone();
         let closing = Begun { all: self.closing.clone(), over: Arc::default() };
-        let closes = closing.clone();
+        let closes = EndsWhenDropped(closing.clone());
         let thread = self.begin(MAX_LEFT_ROOT_THREADS, move |root| {
             let mut open = Vec::new();
             for ino in asked {
@@ -257,7 +257,7 @@ impl Inside {
                 let _ = tell.send(PageStep::Done { failed });
             }
             drop((open, root));
-            closes.ended();
+            drop(closes);
             let _ = tell.send(PageStep::Closed);
         })?;
         Ok(PageWriter { files, told, thread, closing })
@@ -274,12 +274,12 @@ impl Inside {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let begun = Begun { all: self.left_behind.clone(), over: Arc::default() };
-        let (inside, own) = (self.clone(), begun.clone());
+        let (inside, own) = (self.clone(), EndsWhenDropped(begun.clone()));
         let thread = std::thread::Builder::new().name("pando-inside".into());
         thread.spawn(move || {
+            let _own = own;
             // ESTALE has to mean that the kernel has forgotten the file, not that another mount hides this one.
             work(Apart::become_so().and_then(|_| inside.root().map_err(io::Error::other)));
-            own.ended();
         })?;
         Ok(begun)
     }
@@ -362,6 +362,15 @@ impl Begun {
     }
 }
 
+/// What a thread has while it runs: it has ended when this is dropped, also by a panic.
+struct EndsWhenDropped(Begun);
+
+impl Drop for EndsWhenDropped {
+    fn drop(&mut self) {
+        self.0.ended();
+    }
+}
+
 /// What the thread reports of a file whose pages it writes out.
 enum PageStep {
     /// It is open.
@@ -440,5 +449,26 @@ fn open_by_handle(root: libc::c_int, ino: u64, flags: OFlags) -> io::Result<Owne
         ..0 => Err(io::Error::last_os_error()),
         // SAFETY: the descriptor was just opened, for us.
         _ => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn threads_that_panic_do_not_take_the_way_in_from_others() {
+        let (left_behind, closing) = Default::default();
+        let inside = Inside { dir: PathBuf::new(), device: (0, 0), left_behind, closing };
+        for _ in 0..3 {
+            inside.begin(1, |_| panic!("on purpose")).unwrap().leave();
+            let begin = Instant::now();
+            while inside.left_behind.load(Ordering::SeqCst) > 0 {
+                assert!(begin.elapsed() < Duration::from_secs(20), "it is waited for although it has ended");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
     }
 }

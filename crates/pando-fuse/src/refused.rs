@@ -322,6 +322,12 @@ impl Refused {
         }
     }
 
+    /// Error if something of any file is: of what room would not bring back, if there is such.
+    pub(crate) fn may_sync_all(&self) -> Outcome<()> {
+        let errors = self.unstored().into_iter().filter_map(|ino| self.may_sync(ino).err());
+        errors.max_by_key(|e| e.0 == libc::EIO).map_or(Ok(()), Err)
+    }
+
     pub(crate) fn note(&self, ino: u64, range: &Range<u64>, errno: i32) {
         let file = {
             let mut files = self.files.lock();
@@ -330,7 +336,7 @@ impl Refused {
             self.count.store(files.len(), Ordering::Release);
             file
         };
-        let mut file = file.lock();
+        let mut file = held(&file);
         file.errno = errno;
         if self.untold.lock().insert(ino) && !file.waits() {
             self.wake.notify_all();

@@ -79,18 +79,6 @@ impl Server {
         Ok(Opened { handle: handle.0, direct: policy.direct, keep_cache: policy.keep })
     }
 
-    /// The answer of a call that may have dropped set-id bits, which were `before`: then the kernel is told first.
-    fn with_bits_told<T: Send + 'static>(&self, ino: u64, before: u16, outcome: Outcome<T>) -> Answer<T> {
-        if self.shared.set_id_bits(ino) == before {
-            return Answer::Now(outcome);
-        }
-        let shared = self.shared.clone();
-        Answer::later(move || {
-            shared.bits_dropped(ino);
-            outcome
-        })
-    }
-
     /// What `stat` tells, once the kernel has the time of the file.
     fn attributes(&self, ino: u64) -> Answer<Found> {
         if !self.shared.times.is_stale(ino) {
@@ -359,9 +347,10 @@ impl Handler for Server {
             true => Ok(()),
             false => self.shared.drop_privileges(c, ino),
         };
+        let announced = self.shared.announce_cut(ino);
         let open = || outcome.and_then(|()| self.open_file(c, ino, flags));
         let outcome = self.shared.refused.around(ino, 0..u64::MAX, open);
-        self.with_bits_told(ino, before, outcome)
+        self.shared.answer_announced((ino, 0, u64::MAX), before, announced, outcome)
     }
 
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32, of_pages: bool) -> Answer<Bytes> {
@@ -422,7 +411,7 @@ impl Handler for Server {
                 }
                 shared.fs.fsync(ino, datasync)?;
                 shared.automatic.synced_all();
-                Ok(())
+                shared.refused.may_sync_all()
             });
         }
         Answer::here(move || {
@@ -503,7 +492,7 @@ impl Handler for Server {
         let outcome = self.fs().set_xattr(&caller, ino, name, value, flags).map_err(Errno::from);
         let mode = self.fs().perm(ino).unwrap_or_default();
         if mode == before || self.shared.set_id_bits(ino) != bits {
-            return self.with_bits_told(ino, bits, outcome);
+            return self.shared.answer_announced((ino, 0, 0), bits, None, outcome);
         }
         // An access list has set the mode. Where the kernel does not check permissions, it keeps the one that it knows.
         // `cp -a` sets a list of each file: no other thread is woken for it.
@@ -532,13 +521,7 @@ impl Handler for Server {
 
     fn fallocate(&self, c: &Context, ino: u64, offset: u64, len: u64, mode: i32) -> Answer<()> {
         self.count(Kind::Fallocate);
-        let before = self.shared.set_id_bits(ino);
-        let caller = changer(c, self.fs().perm(ino).unwrap_or_default());
-        let zeroed = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
-        let range = offset..offset.saturating_add(if zeroed { len } else { 0 });
-        let allocate = || self.fs().fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
-        let outcome = self.shared.refused.around(ino, range, allocate);
-        self.with_bits_told(ino, before, outcome)
+        self.shared.answer_fallocate(c, (ino, offset, len), mode)
     }
 
     fn access(&self, ino: u64, mask: i32) -> Outcome<()> {

@@ -1,4 +1,4 @@
-//! Writes, and pages that the kernel has written out and for which there was no room.
+//! Writes and what else changes bytes past the kernel's pages, and pages that it has written out and that did not fit.
 //!
 //! Guarantees what `refused` does. A page that is tried again is read from the page cache, by the server's own access
 //! to its mount (`inside`); where the page cache then asks the server for the page, the page was dropped and is lost. A
@@ -13,6 +13,7 @@ use std::{
 use pando_fs::FileHandle;
 
 use crate::{
+    caller::changer,
     coherence::MountState,
     past_pages::Announcement,
     quotas::of_pages,
@@ -69,15 +70,10 @@ impl MountState {
         }
         Answer::later(move || {
             let stored = outcome.map_or(0, u64::from);
-            // Bytes that were not stored stay in the pages.
-            if stored > 0 && (pages_stale || announced.is_some()) {
-                shared.tell(|n| n.forget_pages(ino, offset, stored));
-            }
             if let Some(announced) = announced {
-                let left_out = announced.end();
-                if !left_out.is_empty() {
-                    shared.nothing_left_out(ino, offset, stored, &left_out, outcome.err());
-                }
+                shared.end_announced(announced, (ino, offset, stored), outcome.err());
+            } else if stored > 0 && pages_stale {
+                shared.tell(|n| n.forget_pages(ino, offset, stored));
             }
             if mode_changed {
                 shared.bits_dropped(ino);
@@ -105,9 +101,92 @@ impl MountState {
         }
     }
 
-    /// After an announced write at `offset`, during which pages in the ranges `left_out` were not stored. The write has
-    /// stored its first `stored` bytes: pages there are dropped, so that readers see what is stored. The rest is tried
-    /// again from its pages.
+    /// The answer to fallocate(2) with `mode`. What is zeroed the kernel drops of its pages, or zeroes in them, behind the
+    /// answer only. Until then a mapping may change others of their bytes, and so have the old ones written out.
+    pub(crate) fn answer_fallocate(
+        self: &Arc<Self>,
+        c: &Context,
+        (ino, offset, len): (u64, u64, u64),
+        mode: i32,
+    ) -> Answer<()> {
+        let bits = self.set_id_bits(ino);
+        let caller = changer(c, self.fs.perm(ino).unwrap_or_default());
+        let zeroed = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
+        let range = offset..offset.saturating_add(if zeroed { len } else { 0 });
+        let allocate = || {
+            let allocate = || self.fs.fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
+            self.refused.around(ino, range.clone(), allocate)
+        };
+        let announce = || self.past_pages.announce(ino, range.clone());
+        let opened = || self.caches.cached(ino, &range).1;
+        let before = opened();
+        let announced = (zeroed && self.caches.is_perhaps_dirty(ino)).then(announce);
+        let outcome = allocate();
+        // Somebody may have opened and mapped it meanwhile.
+        let again = zeroed && announced.is_none() && outcome.is_ok() && opened() != before;
+        let (outcome, announced) = match again.then(announce) {
+            Some(announced) => (allocate(), Some(announced)),
+            None => (outcome, announced),
+        };
+        self.answer_announced((ino, offset, len), bits, announced, outcome)
+    }
+
+    /// Before an open cuts a file off. A kernel that keeps what is written stops to write pages out until that is
+    /// answered. Another one does not, and a page that is stored behind it would make the file as long as before.
+    pub(crate) fn announce_cut(self: &Arc<Self>, ino: u64) -> Option<Announcement> {
+        let mapped = !self.caches.writeback() && self.caches.is_perhaps_dirty(ino);
+        mapped.then(|| self.past_pages.announce(ino, 0..u64::MAX))
+    }
+
+    /// The answer of a call that has changed `len` bytes from `offset` on, or has failed, for which `announced` was
+    /// made, and which may have dropped set-id bits, which were `bits`: the kernel is told before.
+    pub(crate) fn answer_announced<T: Send + 'static>(
+        self: &Arc<Self>,
+        (ino, offset, len): (u64, u64, u64),
+        bits: u16,
+        announced: Option<Announcement>,
+        outcome: Outcome<T>,
+    ) -> Answer<T> {
+        let mode_changed = self.set_id_bits(ino) != bits;
+        if !mode_changed && announced.is_none() {
+            return Answer::Now(outcome);
+        }
+        let shared = self.clone();
+        let work = move || {
+            if let Some(announced) = announced {
+                let stored = if outcome.is_ok() { len } else { 0 };
+                let why = outcome.as_ref().err().copied();
+                shared.end_announced(announced, (ino, offset, stored), why);
+            }
+            if mode_changed {
+                shared.bits_dropped(ino);
+            }
+            outcome
+        };
+        if mode_changed { Answer::later(work) } else { Answer::here(work) }
+    }
+
+    /// Ends an announcement of bytes of which the first `stored` from `offset` on are stored. Not for the thread that
+    /// reads requests.
+    fn end_announced(
+        self: &Arc<Self>,
+        announced: Announcement,
+        (ino, offset, stored): (u64, u64, u64),
+        why: Option<Errno>,
+    ) {
+        // What is not stored stays in the pages.
+        if stored > 0 {
+            self.tell(|n| n.forget_pages(ino, offset, stored));
+        }
+        let left_out = announced.end();
+        if !left_out.is_empty() {
+            self.nothing_left_out(ino, offset, stored, &left_out, why);
+        }
+    }
+
+    /// Behind an announcement for a change at `offset` of which bytes of pages were left out: the first `stored` are
+    /// stored by it. Pages that were changed there meanwhile are dropped, so that readers see what is stored.
+    /// What it did not store is tried again from its pages.
     fn nothing_left_out(
         self: &Arc<Self>,
         ino: u64,
@@ -120,7 +199,7 @@ impl MountState {
             self.tell(|n| n.forget_pages(ino, offset, stored));
         }
         for part in left_out {
-            let rest = part.start.max(offset + stored)..part.end;
+            let rest = part.start.max(offset.saturating_add(stored))..part.end;
             if !rest.is_empty() {
                 self.refuse(ino, &rest, why.map_or(libc::ENOSPC, |e| e.0));
             }
@@ -137,25 +216,39 @@ impl MountState {
 
     /// Writes what a program or the kernel gives.
     fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
-        let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        let outcome = self.refused.around_part(w.ino, w.offset, w.writeback, || self.write_range(w));
-        if let (true, Err(e)) = (w.writeback, &outcome) {
-            self.refuse(w.ino, &range, e.0);
+        let store =
+            |w: &Write<'_>| self.refused.around_part(w.ino, w.offset, w.writeback, || self.write_part(w));
+        if !w.writeback {
+            return store(w);
         }
+        let all = w.data.len() as u32;
+        let mut outcome = Ok(all);
+        self.store_pages((w.ino, w.offset), w.data, |offset, data| {
+            if outcome.is_ok() {
+                outcome = store(&Write { offset, data, ..*w }).map(|_| all);
+            }
+            // Not what is left out: that is somebody else's. It is noted here, as whoever stores something in it next
+            // removes that from what is noted.
+            if let Err(e) = &outcome {
+                self.refuse(w.ino, &(offset..offset.saturating_add(data.len() as u64)), e.0);
+            }
+            Ok(())
+        })?;
         outcome
     }
 
-    fn write_range(&self, w: &Write<'_>) -> Outcome<u32> {
-        if !w.writeback {
-            return self.write_part(w);
-        }
-        let pages = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        self.past_pages.store_pages(w.ino, pages, |part| {
-            let at = |byte: u64| usize::try_from(byte - w.offset).unwrap_or_default();
-            let data = w.data.get(at(part.start)..at(part.end)).unwrap_or_default();
-            self.write_part(&Write { offset: part.start, data, ..*w }).map(drop)
-        })?;
-        Ok(w.data.len() as u32)
+    /// Has `store` store those parts of pages of a file, from a byte on, that nothing is announced of.
+    fn store_pages(
+        &self,
+        (ino, offset): (u64, u64),
+        data: &[u8],
+        mut store: impl FnMut(u64, &[u8]) -> Outcome<()>,
+    ) -> Outcome<()> {
+        let pages = offset..offset.saturating_add(data.len() as u64);
+        self.past_pages.store_pages(ino, pages, |part| {
+            let at = |byte: u64| usize::try_from(byte - offset).unwrap_or_default();
+            store(part.start, data.get(at(part.start)..at(part.end)).unwrap_or_default())
+        })
     }
 
     fn write_part(&self, w: &Write<'_>) -> Outcome<u32> {
@@ -189,6 +282,11 @@ impl MountState {
         self.refused.start(move || shared.try_again());
     }
 
+    /// Stores pages that were refused before.
+    pub(crate) fn write_again(&self, ino: u64, offset: u64, data: &[u8]) -> Outcome<()> {
+        self.store_pages((ino, offset), data, |at, part| self.write_pages(ino, at, part).map(drop))
+    }
+
     fn try_again(&self) {
         let mut read = |ino, range: &Range<u64>| match self.way_in.get() {
             Some(inside) => inside.read_apart(ino, range, LOCKED_PAGE_PATIENCE),
@@ -198,7 +296,7 @@ impl MountState {
                 Ok(Vec::new())
             }
         };
-        let mut write = |ino, offset, data: &[u8]| self.write_pages(ino, offset, data).map(drop);
+        let mut write = |ino, offset, data: &[u8]| self.write_again(ino, offset, data);
         let tell_writers = || {
             for ino in self.refused.take_untold() {
                 // It may have left the kernel's memory.

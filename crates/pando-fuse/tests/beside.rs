@@ -291,20 +291,37 @@ fn warm_files_are_served_beside_lookups_that_miss() {
 
 #[test]
 fn warm_files_are_served_beside_a_writer_that_waits_for_room() {
-    beside_a_writer_that_waits(|_| ());
+    beside_a_writer_that_waits(|_, _| ());
+}
+
+/// The server keeps count of pages that are being stored and of what is written past them.
+#[test]
+fn warm_files_are_served_beside_a_direct_write_while_pages_of_another_file_wait_for_room() {
+    beside_a_writer_that_waits(|b, writer| {
+        // By inode number, as that may decide who is in whose way.
+        let other = (0..OTHERS).map(|i| b.path(&format!("made/other{i}")));
+        let other = other.filter_map(|path| File::options().read(true).write(true).open(path).ok());
+        let is_near = |file: &File| file.metadata().is_ok_and(|m| m.ino() % OTHERS == writer % OTHERS);
+        let other = other.into_iter().find(is_near).expect("inode numbers follow each other");
+        rustix::fs::fcntl_setfl(&other, rustix::fs::OFlags::DIRECT).unwrap();
+        other.write_all_at(&[1; 4096], 0).unwrap();
+    });
 }
 
 /// What is to be removed waits for the write, and is on the thread that reads requests.
 #[test]
 fn warm_files_are_served_beside_an_rmdir_that_waits_for_a_writer() {
-    beside_a_writer_that_waits(|b| {
+    beside_a_writer_that_waits(|b, _| {
         let refused = fs::remove_dir(b.path("busy/sub")).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(39), "{refused}"); // ENOTEMPTY
     });
 }
 
-/// `meanwhile` is called beside, with `busy/sub` being the directory of what is written.
-fn beside_a_writer_that_waits(meanwhile: fn(&Beside)) {
+/// Files that are made beside the writer, a count: with as many inode numbers in a row.
+const OTHERS: u64 = 64;
+
+/// `meanwhile` is called beside, with `busy/sub` being the directory of what is written, and its inode number.
+fn beside_a_writer_that_waits(meanwhile: fn(&Beside, u64)) {
     let Some(b) = Beside::new(0) else { return };
     /// More than memory and log take without the device.
     const BYTES: usize = 200 << 20;
@@ -313,12 +330,18 @@ fn beside_a_writer_that_waits(meanwhile: fn(&Beside)) {
     for i in 0..4 {
         fs::write(b.path(&format!("made/{i}")), content(i)).unwrap();
     }
+    (0..OTHERS).for_each(|i| _ = File::create(b.path(&format!("made/other{i}"))).unwrap());
+    let (tell, told) = mpsc::channel();
     thread::scope(|s| {
         let _release = Release(&b.gate);
         b.gate.hold(Holds::Writes);
         fs::create_dir(b.path("busy/sub")).unwrap();
-        s.spawn(|| {
-            let mut file = File::create(b.path("busy/sub/big")).unwrap();
+        let written = &written;
+        let b = &b;
+        s.spawn(move || {
+            let file = File::options().read(true).write(true).create_new(true).open(b.path("busy/sub/big"));
+            let mut file = file.unwrap();
+            tell.send(file.metadata().unwrap().ino()).unwrap();
             let data = noise(7).repeat(11);
             while written.load(SeqCst) < BYTES {
                 file.write_all(&data[..1 << 20]).unwrap();
@@ -337,7 +360,8 @@ fn beside_a_writer_that_waits(meanwhile: fn(&Beside)) {
             thread::sleep(Duration::from_millis(5));
         }
         assert!(last.0 < BYTES, "the writer did not have to wait");
-        s.spawn(|| meanwhile(&b));
+        let writer = told.recv().unwrap();
+        s.spawn(move || meanwhile(b, writer));
         thread::sleep(Duration::from_millis(200));
         for _ in 0..10 {
             b.warm_files_are_served();

@@ -63,7 +63,7 @@ pub const FUSE: Floors = &[
         ],
     ),
     ("recursive", &["inside", "transport", "proof", "caller", "coherence"]),
-    ("writes", &["quotas", "past_pages", "transport", "coherence"]),
+    ("writes", &["quotas", "past_pages", "transport", "caller", "coherence"]),
     ("copies", &["transport", "caller", "coherence"]),
     ("policies", &["mountinfo", "diffs", "automatic", "coherence"]),
     (

@@ -33,12 +33,11 @@ use crate::{
     error::{Error, Result},
     space::Extent,
     store::log::{
-        LogPos, Region,
+        EMPTY_SEARCH_BYTES, LogPos, Region,
         blob::{BlobPlacer, Group},
         buffer::{LogBuffer, LogSizes},
         guard::{self, Footer},
         max_payload,
-        reader::EMPTY_SEARCH_BYTES,
     },
     waiting,
 };

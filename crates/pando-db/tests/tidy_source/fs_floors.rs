@@ -71,7 +71,7 @@ pub const FS: Floors = &[
     ("forks", &["error", "types", "path", "record", "volume", "frozen", "staying"]),
     ("policies", &["error", "types", "path", "volume", "staying"]),
     ("snapshotted", &["error", "types", "path", "volume", "staying"]),
-    ("by_place", &["error", "volume", "staying"]),
+    ("by_place", &["snapshotted", "policies", "forks", "error", "volume", "staying"]),
     ("directories", &["error", "types", "path", "record", "lineage", "volume", "scanned"]),
     (
         "check",
@@ -107,35 +107,38 @@ pub const FS: Floors = &[
     (
         "copy",
         &[
-            "error", "limits", "types", "path", "blockmap", "merge", "inode", "volume", "place", "data",
-            "sums",
+            "holes", "bill", "error", "limits", "types", "path", "blockmap", "merge", "inode", "volume",
+            "place", "data", "sums",
         ],
     ),
     (
         "allocate",
         &[
-            "error", "limits", "types", "path", "blockmap", "merge", "inode", "volume", "place", "data",
-            "sums",
+            "holes", "bill", "error", "limits", "types", "path", "blockmap", "merge", "inode", "volume",
+            "place", "data", "sums",
         ],
     ),
-    ("below", &["types", "inode", "volume"]),
+    ("below", &["domain", "types", "inode", "volume"]),
     (
         "orphan",
         &["error", "types", "path", "merge", "inode", "late_calls", "lock", "volume", "data", "below"],
     ),
-    ("xattr", &["error", "types", "path", "attrs", "acl", "record", "merge", "inode", "volume", "place"]),
+    (
+        "xattr",
+        &["orphan", "error", "types", "path", "attrs", "acl", "record", "merge", "inode", "volume", "place"],
+    ),
     (
         "file",
         &[
-            "error", "limits", "types", "merge", "inode", "handle", "volume", "place", "data", "orphan",
-            "bill",
+            "holes", "error", "limits", "types", "merge", "inode", "handle", "volume", "place", "data",
+            "orphan", "bill",
         ],
     ),
     (
         "name",
         &[
-            "error", "types", "path", "record", "inode", "lineage", "volume", "place", "domain", "family",
-            "data", "file",
+            "orphan", "holes", "error", "types", "path", "record", "inode", "lineage", "volume", "place",
+            "domain", "family", "data", "file",
         ],
     ),
     (
@@ -148,6 +151,8 @@ pub const FS: Floors = &[
     (
         "entry",
         &[
+            "holes",
+            "by_place",
             "error",
             "limits",
             "types",
@@ -175,20 +180,23 @@ pub const FS: Floors = &[
     (
         "recursive",
         &[
-            "error", "types", "mode", "path", "record", "merge", "inode", "lock", "volume", "place",
-            "domain", "data",
+            "name", "below", "error", "types", "mode", "path", "record", "merge", "inode", "lock", "volume",
+            "place", "domain", "data",
         ],
     ),
     (
         "dir",
         &[
-            "error", "types", "path", "record", "blockmap", "position", "inode", "handle", "volume", "place",
-            "domain", "family", "data", "name",
+            "holes", "error", "types", "path", "record", "blockmap", "position", "inode", "handle", "volume",
+            "place", "domain", "family", "data", "name",
         ],
     ),
     (
         "rename",
         &[
+            "holes",
+            "data",
+            "by_place",
             "error",
             "types",
             "path",
@@ -213,18 +221,24 @@ pub const FS: Floors = &[
     (
         "link",
         &[
-            "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "counting", "volume",
-            "place", "domain", "orphan", "name", "rename", "bill",
+            "holes", "entry", "error", "types", "path", "record", "merge", "inode", "lineage", "lock",
+            "counting", "volume", "place", "domain", "orphan", "name", "rename", "bill",
         ],
     ),
     (
         "census",
         &[
-            "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "counting", "volume",
-            "place", "domain", "orphan", "name", "entry", "rename", "sums", "bill",
+            "holes", "error", "types", "path", "record", "merge", "inode", "lineage", "lock", "counting",
+            "volume", "place", "domain", "orphan", "name", "entry", "rename", "sums", "bill",
         ],
     ),
-    ("exclude", &["error", "types", "path", "record", "inode", "sums", "volume", "bill", "quota", "rename"]),
+    (
+        "exclude",
+        &[
+            "domain", "census", "error", "types", "path", "record", "inode", "sums", "volume", "bill",
+            "quota", "rename",
+        ],
+    ),
     (
         "rights",
         &[
@@ -236,31 +250,69 @@ pub const FS: Floors = &[
     (
         "clone",
         &[
-            "mounted", "error", "types", "path", "record", "merge", "inode", "lock", "volume", "place",
-            "domain", "forks", "orphan", "name", "entry", "rename", "census", "rights", "account", "sums",
-            "bill", "quota", "exclude", "staying",
+            "holes", "by_place", "mounted", "error", "types", "path", "record", "merge", "inode", "lock",
+            "volume", "place", "domain", "forks", "orphan", "name", "entry", "rename", "census", "rights",
+            "account", "sums", "bill", "quota", "exclude", "staying",
         ],
     ),
     (
         "snapshot",
         &[
-            "mounted", "error", "types", "path", "key_text", "record", "merge", "inode", "lineage", "lock",
-            "volume", "place", "domain", "family", "frozen", "policies", "name", "entry", "rename", "census",
-            "rights", "clone", "account", "bill", "forks", "staying",
+            "snapshotted",
+            "quota",
+            "directories",
+            "mounted",
+            "error",
+            "types",
+            "path",
+            "key_text",
+            "record",
+            "merge",
+            "inode",
+            "lineage",
+            "lock",
+            "volume",
+            "place",
+            "domain",
+            "family",
+            "frozen",
+            "policies",
+            "name",
+            "entry",
+            "rename",
+            "census",
+            "rights",
+            "clone",
+            "account",
+            "bill",
+            "forks",
+            "staying",
         ],
     ),
-    ("usage", &["error", "types", "path", "record", "volume", "place", "domain", "name"]),
+    ("usage", &["inode", "error", "types", "path", "record", "volume", "place", "domain", "name"]),
     (
         "diff",
         &[
-            "error", "limits", "types", "path", "key_text", "attrs", "record", "lock", "volume", "place",
-            "domain", "rights",
+            "inode", "error", "limits", "types", "path", "key_text", "attrs", "record", "lock", "volume",
+            "place", "domain", "rights",
         ],
     ),
-    ("send", &["error", "limits", "types", "path", "volume", "family", "allocate", "rename", "diff"]),
+    (
+        "send",
+        &[
+            "xattr", "name", "link", "file", "entry", "dir", "data", "error", "limits", "types", "path",
+            "volume", "family", "allocate", "rename", "diff",
+        ],
+    ),
     (
         "fork",
         &[
+            "snapshotted",
+            "quota",
+            "policies",
+            "frozen",
+            "by_place",
+            "below",
             "mounted",
             "error",
             "limits",

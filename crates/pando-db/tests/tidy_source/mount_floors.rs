@@ -69,6 +69,7 @@ pub const FUSE: Floors = &[
     (
         "requests",
         &[
+            "recursive",
             "asked",
             "forked",
             "control",
@@ -84,6 +85,8 @@ pub const FUSE: Floors = &[
     (
         "server",
         &[
+            "recursive",
+            "policies",
             "writes",
             "dirty_limit",
             "control",
@@ -103,7 +106,7 @@ pub const FUSE: Floors = &[
             "quotas",
         ],
     ),
-    ("ender", &["attach", "coherence", "error", "guard", "mountinfo"]),
+    ("ender", &["requests", "attach", "coherence", "error", "guard", "mountinfo"]),
     (
         "mount",
         &[

@@ -188,17 +188,3 @@ impl Edit<'_> {
         Ok(true)
     }
 }
-
-impl Edge {
-    /// True if a delete of keys or ranges waits here.
-    fn holds_deletes(&self) -> bool {
-        self.layers.iter().any(|layer| {
-            layer.ranges.iter().any(|r| r.target.is_none()) || layer.run.pages.iter().any(|p| p.deletes)
-        })
-    }
-
-    /// True if a Goto waits here.
-    pub(crate) fn holds_gotos(&self) -> bool {
-        self.layers.iter().flat_map(|layer| &layer.ranges).any(|range| range.target.is_some())
-    }
-}

@@ -13,6 +13,7 @@ pub(crate) mod cursor;
 pub(crate) mod diff;
 pub(crate) mod engine;
 pub(crate) mod handle;
+pub(crate) mod record;
 pub(crate) mod recover;
 pub(crate) mod write;
 

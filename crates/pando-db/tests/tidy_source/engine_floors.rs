@@ -54,13 +54,14 @@ pub const DAG: Floors = &[
 
 pub const DB: Floors = &[
     ("engine", &[]),
-    ("write", &["engine"]),
-    ("admission", &["engine", "write"]),
-    ("checkpoint", &["admission", "engine"]),
-    ("background", &["admission", "engine", "checkpoint"]),
-    ("recover", &["background", "engine", "write", "admission", "checkpoint"]),
+    ("record", &[]),
+    ("write", &["engine", "record"]),
+    ("admission", &["engine", "record"]),
+    ("checkpoint", &["engine", "admission"]),
+    ("background", &["engine", "admission", "checkpoint"]),
+    ("recover", &["engine", "record", "write", "admission", "checkpoint", "background"]),
     ("cursor", &["engine"]),
-    ("handle", &["write", "checkpoint", "admission", "engine", "recover", "background", "cursor"]),
+    ("handle", &["engine", "write", "admission", "checkpoint", "background", "recover", "cursor"]),
     ("diff", &["cursor", "handle"]),
-    ("api", &["write", "background", "admission", "engine", "cursor", "handle"]),
+    ("api", &["engine", "write", "admission", "background", "cursor", "handle"]),
 ];

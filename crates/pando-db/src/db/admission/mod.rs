@@ -20,7 +20,7 @@ use crate::{
             reader_waits::ReaderWaits,
         },
         engine::{Engine, gc_state::LastDeletes, signal::Work, throttle::pressure},
-        write::record::Encoded,
+        record::Encoded,
     },
     device::BLOCK,
     error::{Error, Result},

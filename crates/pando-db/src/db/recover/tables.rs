@@ -11,7 +11,7 @@ use std::{panic::resume_unwind, thread};
 use crate::{
     batch::{Batch, Op},
     dag::memtable::Memtable,
-    db::{engine::Engine, write::record::op_len},
+    db::{engine::Engine, record::op_len},
     error::Result,
     store::log::LogPos,
 };

@@ -23,10 +23,10 @@ use crate::{
     dag::memtable::{Memtable, range::TableRange},
     db::{
         engine::{Engine, superversion::Superversion},
+        record::{self, Encoded, op_len},
         write::{
             apply::{MAX_OWN_BYTES, apply_plain, clone_of},
             lengths::{Lengths, Proof, too_long},
-            record::{Encoded, op_len},
         },
     },
     error::{Error, Result},
@@ -39,7 +39,6 @@ mod apply;
 pub(crate) mod expect;
 mod join;
 mod lengths;
-pub(crate) mod record;
 
 /// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
 /// table is sealed before the batch.

@@ -8,6 +8,7 @@
 pub(crate) mod admission;
 pub(crate) mod api;
 pub(crate) mod background;
+pub(crate) mod budget;
 pub(crate) mod checkpoint;
 pub(crate) mod cursor;
 pub(crate) mod diff;

@@ -13,7 +13,7 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("pando-db", "db::admission", "db::background"),
     ("pando-db", "db::admission", "db::checkpoint"),
     ("pando-db", "db::checkpoint", "db::background"),
-    ("pando-db", "db::engine", "db::admission"),
+    ("pando-db", "db::engine", "db::budget"),
     ("pando-db", "db::write", "db::admission"),
     ("pando-db", "db::write", "db::background"),
     ("pando-fs", "bill", "quota"),

@@ -15,7 +15,7 @@ use crate::{
         tree::{Limits, Tree, Versions},
     },
     db::{
-        admission::{edit_nodes, memory},
+        budget::{memory, space::edit_nodes},
         checkpoint::{store_page, table_root},
         engine::{
             Durable, Engine, EngineCounters,

@@ -10,12 +10,6 @@ use crate::{
 /// Uses of rooms that are not below: the crate, a room, and what it uses. An entry that is not needed any more fails,
 /// too.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
-    ("pando-db", "db::admission", "db::background"),
-    ("pando-db", "db::admission", "db::checkpoint"),
-    ("pando-db", "db::checkpoint", "db::background"),
-    ("pando-db", "db::engine", "db::budget"),
-    ("pando-db", "db::write", "db::admission"),
-    ("pando-db", "db::write", "db::background"),
     ("pando-fs", "bill", "quota"),
     ("pando-fs", "name", "census"),
     ("pando-fs", "rename", "census"),

@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use crate::{
-    db::engine::{Engine, FlushStep},
+    db::{engine::Engine, flush::FlushStep},
     error::{Error, Result},
 };
 
@@ -30,25 +30,9 @@ impl Engine {
         }
     }
 
-    /// Takes out what nothing refers to, so that the next checkpoint gives it back; the bytes that were free before.
-    pub(crate) fn take_out_unreferenced(&self) -> Result<u64> {
-        let before = self.space.free_bytes();
-        drop(self.views.left_by_readers());
-        match self.reclaim_all() {
-            // Some may have been taken out.
-            Ok(()) | Err(Error::NoSpace) => Ok(before),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Notes that the flusher has found no room for a table.
     pub(super) fn note_stuck(&self) {
         self.counters.stuck_since.lock().get_or_insert_with(Instant::now);
-    }
-
-    /// Notes that a table has found room.
-    pub(super) fn note_not_stuck(&self) {
-        *self.counters.stuck_since.lock() = None;
     }
 
     /// Whether tables have found no room for so long that nobody waits for them any more.

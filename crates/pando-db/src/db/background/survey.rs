@@ -131,8 +131,9 @@ mod tests {
     use crate::{
         CreateOptions, Db, Options,
         db::{
-            background::{flush::RECLAIM_NODES, gc::STEP_NODES},
+            background::gc::STEP_NODES,
             engine::gc_state::{GcStage, GcStep},
+            flush::reclaim::RECLAIM_NODES,
         },
         device::{Device, DeviceCall, HookedDevice, MemDevice},
     };

@@ -14,7 +14,10 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    db::engine::{Durable, Engine, FlushStep},
+    db::{
+        engine::{Durable, Engine},
+        flush::FlushStep,
+    },
     device::BLOCK,
     error::{Error, Result},
     node::NodeId,

@@ -19,7 +19,7 @@ use crate::{
     dag::edit::Edit,
     error::{Result, or_if_damaged},
     key::{Lens, Span},
-    node::{Body, Edge, Node, NodeId},
+    node::{Body, Node, NodeId},
 };
 
 /// Which deletes are looked for.
@@ -114,16 +114,6 @@ impl Edit<'_> {
                 Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?)
             }
             Tombstones::Worthwhile => self.is_worth_carrying(node, i, left),
-        }
-    }
-
-    /// True if the child, of any number of edges, shows nothing any more: only they keep it.
-    pub(super) fn leads_to_nothing(&self, edge: &Edge) -> Result<bool> {
-        match &edge.child {
-            Some(target) if self.height(target.id)? > 0 => {
-                Ok(or_if_damaged(self.peek(target.id).map(|node| node.is_void()), false)?)
-            }
-            _ => Ok(false),
         }
     }
 

@@ -6,6 +6,7 @@
 
 mod beside;
 pub(crate) mod gc;
+mod gc_limits;
 pub(crate) mod steps;
 pub(crate) mod stuck;
 mod survey;

@@ -12,7 +12,7 @@ use crate::{
         gc::{collapse::CollapseSurvey, prune::PruneSurvey, survey::Survey},
     },
     db::{
-        background::gc::{EDIT_NODES, STEP_NODES},
+        background::gc_limits::{EDIT_NODES, STEP_NODES},
         engine::{
             Engine,
             gc_state::{GcProgress, GcStep, GcWalk},
@@ -131,7 +131,7 @@ mod tests {
     use crate::{
         CreateOptions, Db, Options,
         db::{
-            background::gc::STEP_NODES,
+            background::gc_limits::STEP_NODES,
             engine::gc_state::{GcStage, GcStep},
             flush::reclaim::RECLAIM_NODES,
         },

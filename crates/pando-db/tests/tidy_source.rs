@@ -111,7 +111,7 @@ fn methods_that_are_defined_elsewhere_are_found() {
 fn circles_of_files_are_found() {
     let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
     let parent = |text: &str| source("log/mod.rs", text);
-    let of = |files: &[Source]| circles(files);
+    let of = |files: &[Source]| circles(files, &[]);
     let writer = || source("log/writer.rs", "use super::reader::X;\nstruct Log;\n");
     assert_eq!(
         of(&[parent("pub use writer::Log;\n"), source("log/reader.rs", "use crate::log::Log;\n"), writer(),]),
@@ -123,4 +123,10 @@ fn circles_of_files_are_found() {
     let other = source("other.rs", "use crate::log::reader::X;\n");
     let through = [parent("fn f() { crate::other::y() }\nstruct Pos;\n"), child(), other];
     assert_eq!(of(&through).len(), 3);
+    let methods = [
+        source("a/x.rs", "struct A;\nimpl A { fn x(&self) { self.y() } }\n"),
+        source("b.rs", "impl A { fn y(&self) { self.x() } }\n"),
+    ];
+    assert_eq!(of(&methods).len(), 2);
+    assert_eq!(circles(&methods, &[("a", "b")]), [""; 0]);
 }

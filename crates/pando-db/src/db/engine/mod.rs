@@ -4,7 +4,7 @@
 //! `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits for them only
 //! where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and `uuid`, which a
 //! backup asks for too. `building` and `superversion` are held for memory operations only. Each other lock of this
-//! room (`orphans`, `worth`, `gc_progress`, `Signal::asked`, those of the slot of views, of the throttle, the space
+//! room (`orphans`, `worth`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the throttle, the space
 //! and the dirty nodes) is held for a moment.
 
 use std::{
@@ -15,8 +15,6 @@ use std::{
     },
     time::Instant,
 };
-
-use parking_lot::{Mutex, RwLock};
 
 use crate::{
     batch::Op,
@@ -32,6 +30,7 @@ use crate::{
     device::{Device, InUse},
     error::{Error, Result},
     key::Span,
+    locks::{Mutex, RwLock},
     merge::Merge,
     node::NodeId,
     options::Options,

@@ -7,8 +7,6 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use parking_lot::{Mutex, RwLock};
-
 use crate::{
     dag::{
         memtable::Memtable,
@@ -31,6 +29,7 @@ use crate::{
     device::{BLOCK, Device, FailStop, InUse},
     error::{Error, Result},
     key::{Longest, Span},
+    locks::{Mutex, RwLock},
     node::{Body, Edge, Node},
     options::{CreateOptions, Options},
     space::Space,

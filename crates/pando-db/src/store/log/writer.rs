@@ -25,12 +25,13 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, MutexGuard};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
+    locks::Mutex,
     space::Extent,
     store::log::{
         EMPTY_SEARCH_BYTES, LogPos, Region,

@@ -3,7 +3,7 @@
 //! What an edit may make dirty is checked when it is published, and edits before may have used up what was kept for
 //! this table: where a reader or a clone holds what they replaced, nothing has come back. Guarantees: whoever flushes
 //! gives back first what nothing refers to any more; and nobody waits without bound for room in memory that the
-//! threads cannot make. It passes as soon as there is space. May use: what flushing may.
+//! threads cannot make. It passes as soon as there is space. May use: flushing, checkpoints.
 
 use std::time::{Duration, Instant};
 

@@ -53,7 +53,7 @@ struct File<'s> {
 impl<'s> File<'s> {
     /// The type of the `impl` block that a token is in.
     fn block(&self, token: usize) -> Option<&'s str> {
-        self.impls.iter().filter(|block| block.body.contains(&token)).last().map(|block| block.of)
+        self.impls.iter().rfind(|block| block.body.contains(&token)).map(|block| block.of)
     }
 }
 

@@ -58,6 +58,7 @@ mod error;
 mod format;
 mod key;
 mod limits;
+mod locks;
 mod merge;
 mod node;
 mod options;

@@ -139,7 +139,7 @@ fn recovery_is_interrupted() {
     }
 }
 
-/// Values enough to fill the disk under the store, whatever it keeps for itself (`db/admission/mod.rs`).
+/// Values enough to fill the disk under the store, whatever it keeps for itself (`db/budget/space.rs`).
 fn more() -> impl Iterator<Item = Step> {
     let mut rng = Rng(1);
     (0..100).map(move |i| Step::Write(vec![Op::Put(format!("/more/{i:02}").into(), rng.noise(3000).into())]))

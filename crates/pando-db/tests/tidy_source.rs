@@ -23,35 +23,109 @@ mod programs;
 mod source;
 #[path = "tidy_source/texts.rs"]
 mod texts;
+#[path = "tidy_source/tokens.rs"]
+mod tokens;
+#[path = "tidy_source/uses.rs"]
+mod uses;
 
 use crate::{
     engine_floors::{DAG, ROOMS},
-    imports::broken_floors,
+    imports::{broken_floors, circles},
     names::same_names,
-    source::Source,
+    source::{Floors, Source},
 };
 
 #[test]
 fn the_rules_find_what_breaks_them() {
     let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+    // As text: a room, what it uses, and how.
+    let broken = |table: Floors, folder: &[&str], sources: &[Source]| -> Vec<String> {
+        let pairs = broken_floors(table, folder, sources).into_iter();
+        pairs
+            .map(|((room, other), how)| format!("{room} {other} {}", Vec::from_iter(how).join(" ")))
+            .collect()
+    };
     let bad = [source(
         "key/mod.rs",
-        "use crate::{\n    error::Error,\n    dag::{edit::Edit, read::view::View as V},\n};\n",
+        "use crate::{\n    error::Error,\n    dag::{edit::Edit, read::view::View as V},\n};\nuse std::{dag, io};\n",
     )];
     assert_eq!(
-        broken_floors(ROOMS, &[], &bad),
-        ["key/mod.rs: `key` imports `dag`", "key/mod.rs: `key` imports `error`"]
+        broken(ROOMS, &[], &bad),
+        [
+            "key dag key/mod.rs: dag::edit::Edit key/mod.rs: dag::read::view::View",
+            "key error key/mod.rs: error::Error"
+        ]
     );
-    let paths: Vec<String> = bad[0].imports().iter().map(|path| path.join("::")).collect();
-    assert_eq!(paths, ["dag::edit::Edit", "dag::read::view::View", "error::Error"]);
     let inline = [source("dag/read/view.rs", "fn f() { crate::dag::gc::prune::x() }\n")];
-    assert_eq!(broken_floors(DAG, &["dag"], &inline), ["dag/read/view.rs: `read` imports `gc`"]);
+    assert_eq!(broken(DAG, &["dag"], &inline), ["dag::read dag::gc dag/read/view.rs: dag::gc::prune::x"]);
     let test = [source("key/span.rs", "#[cfg(test)]\nmod tests {\n    use crate::dag::edit::Edit;\n}\n")];
-    assert_eq!(broken_floors(ROOMS, &[], &test), [""; 0]);
+    assert_eq!(broken(ROOMS, &[], &test), [""; 0]);
     let twice = [
         source("a.rs", "pub(crate) struct Page {\n}\nimpl Deref for Page {\n    type Target = [u8];\n}\n"),
         source("b.rs", "fn f() {\n    enum Page<'a> {}\n}\nstruct Pages;\ntype Target = u8;\n"),
         source("c.rs", "struct Pager;\n#[cfg(test)]\nmod tests {\n    struct Pages;\n}\n"),
     ];
     assert_eq!(same_names(&twice), ["Page: a.rs:1, b.rs:2"]);
+}
+
+/// Calls of methods, by whatever the receiver is known from, are uses; names of the same sound are none.
+#[test]
+fn methods_that_are_defined_elsewhere_are_found() {
+    let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+    let with = |calls: &str| {
+        let lower =
+            format!("struct Tree<'t> {{ tree: u8 }}\nimpl<'t> Tree<'t> {{\n fn own(&self) {{}} {calls} }}\n");
+        let files = [
+            source("dag/edit.rs", &lower),
+            source(
+                "dag/gc/mod.rs",
+                "impl<F: Fn() -> u8> Tree<'_> {\n    pub fn prune(self) { self.own() }\n}\n",
+            ),
+        ];
+        broken_floors(DAG, &["dag"], &files).len()
+    };
+    for call in [
+        "fn a(&self) { self.prune() }",
+        "fn a(&self) { self\n    .prune::<u8>() }",
+        "fn a() { Self::prune(x) }",
+        "fn a() { each(Tree::prune) }",
+        "} fn a(other: &mut Arc<Tree<'_>>) { other.prune()",
+        "fn it(&self) -> &'t Tree { x } fn a(&self) { self.it().prune() }",
+        "fn a(&self) { \"}\"; '}'; self.prune() }",
+    ] {
+        assert_eq!(with(call), 1, "{call}");
+    }
+    for call in [
+        "fn a(&self) { self.prune }",
+        "fn a(&self) { self.other.prune() }",
+        "fn a(prune: u8) { /* self.prune() */ } // self.prune()",
+        "} fn a(tree: &Trees) { tree.prune()",
+        "} impl Edit { fn a(&self) { self.prune() }",
+    ] {
+        assert_eq!(with(&call.replace("/* self.prune() */", "\"self.prune()\"")), 0, "{call}");
+    }
+}
+
+/// Circles through `self`, `super`, re-exports and methods are circles; a parent and its children are one room.
+#[test]
+fn circles_of_files_are_found() {
+    let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+    let parent = |text: &str| source("log/mod.rs", text);
+    let of = |files: &[Source]| circles(files);
+    let writer = || source("log/writer.rs", "use super::reader::X;\nstruct Log;\n");
+    assert_eq!(
+        of(&[parent("pub use writer::Log;\n"), source("log/reader.rs", "use crate::log::Log;\n"), writer(),]),
+        ["log::reader -> [\"log::writer\"]", "log::writer -> [\"log::reader\"]"]
+    );
+    let child = || source("log/reader.rs", "use crate::log::Pos;\n");
+    assert_eq!(of(&[parent("use self::reader::X;\nstruct Pos;\n"), child(), writer()]), [""; 0]);
+    // Not if another room is part of it.
+    let other = source("other.rs", "use crate::log::reader::X;\n");
+    let through = [parent("fn f() { crate::other::y() }\nstruct Pos;\n"), child(), other];
+    assert_eq!(of(&through).len(), 3);
+    let methods = [
+        source("a/x.rs", "struct A;\nimpl A { fn x(&self) { self.y() } }\n"),
+        source("b.rs", "impl A { fn y(&self) { self.x() } }\n"),
+    ];
+    assert_eq!(of(&methods).len(), 2);
 }

@@ -101,8 +101,8 @@ impl MountState {
         }
     }
 
-    /// The answer to fallocate(2) with `mode`. What is zeroed the kernel drops of its pages, or zeroes in them, behind the
-    /// answer only. Until then a mapping may change others of their bytes, and so have the old ones written out.
+    /// The answer to fallocate(2) with `mode`. What is zeroed the kernel drops of its pages, or zeroes in them, behind
+    /// the answer only. Until then a mapping may change others of their bytes, and so have the old ones written out.
     pub(crate) fn answer_fallocate(
         self: &Arc<Self>,
         c: &Context,

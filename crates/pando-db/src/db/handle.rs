@@ -3,7 +3,6 @@
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use crate::{
     batch::Batch,
@@ -15,6 +14,7 @@ use crate::{
     },
     device::{Device, Medium, New},
     error::{Error, Result},
+    locks::Mutex,
     options::{CreateOptions, Options},
 };
 

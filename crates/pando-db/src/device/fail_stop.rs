@@ -16,10 +16,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 
 use crate::{
     device::{Device, DeviceStats},
+    locks::Mutex,
     waiting,
 };
 

@@ -10,11 +10,10 @@ use std::{
     sync::Arc,
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     device::Device,
     error::{Error, Result},
+    locks::Mutex,
 };
 
 /// Users of each device that is in use, by its address: how many readers, or a writer.

@@ -8,9 +8,10 @@ use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use parking_lot::RwLock;
-
-use crate::device::{Device, DeviceStats, check_range, counters::Counters, sparse::Sparse};
+use crate::{
+    device::{Device, DeviceStats, check_range, counters::Counters, sparse::Sparse},
+    locks::RwLock,
+};
 
 /// A device in plain memory.
 #[derive(Debug, Default)]

@@ -20,10 +20,12 @@
 
 use std::{io, sync::Arc};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 
-use crate::device::{BLOCK, Device, DeviceStats, check_range, counters::Counters, sparse::Sparse};
+use crate::{
+    device::{BLOCK, Device, DeviceStats, check_range, counters::Counters, sparse::Sparse},
+    locks::Mutex,
+};
 
 /// Bytes that a medium writes as a whole, if it does not tear even these.
 const SECTOR_BYTES: u64 = 512;

@@ -285,6 +285,18 @@ impl Edge {
     pub fn pending(&self) -> usize {
         self.layers.iter().map(Layer::bytes).sum()
     }
+
+    /// True if a delete of keys or ranges waits here.
+    pub fn holds_deletes(&self) -> bool {
+        self.layers.iter().any(|layer| {
+            layer.ranges.iter().any(|r| r.target.is_none()) || layer.run.pages.iter().any(|p| p.deletes)
+        })
+    }
+
+    /// True if a Goto waits here.
+    pub fn holds_gotos(&self) -> bool {
+        self.layers.iter().flat_map(|layer| &layer.ranges).any(|range| range.target.is_some())
+    }
 }
 
 impl Layer {

@@ -20,11 +20,12 @@ use std::{
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use rustix::param::page_size;
 use smallvec::SmallVec;
 
 use chunk::{Allocation, CHUNK_BYTES, Chunk, Free, UNIT_BYTES};
+
+use crate::locks::Mutex;
 
 /// Smallest and largest buffer that the pool cuts, in bytes. The heap is as good for smaller ones; larger ones would
 /// leave much of a chunk unused.

@@ -28,13 +28,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::MutexGuard;
 
 use self::free::FreeRanges;
 pub use self::{discard::Discarding, scattered::MAX_RANGES};
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
+    locks::Mutex,
     waiting,
 };
 

@@ -19,13 +19,13 @@ use std::{
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
-use parking_lot::Mutex;
 
 use crate::{
     codec::{Reader, put_bytes, put_varint},
     device::{BLOCK, ZEROS},
     error::{Error, Result},
     format::node_codec,
+    locks::Mutex,
     node::{
         MAX_RAW_BYTES, PageLoc, PageRef, Segment,
         message::Msg,

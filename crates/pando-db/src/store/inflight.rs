@@ -17,9 +17,10 @@ use std::{
     },
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 
 use crate::{
+    locks::Mutex,
     node::page::Page,
     store::cache_key::{CacheKey, Hashing},
     waiting,

@@ -8,7 +8,7 @@
 //!
 //! Deterministic, no I/O. One short lock for each page that has to be read. May use nothing.
 
-use parking_lot::Mutex;
+use crate::locks::Mutex;
 
 /// Sequences that are followed at a time: a count.
 const SEQUENCES: usize = 16;

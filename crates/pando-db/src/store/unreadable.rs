@@ -13,7 +13,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use parking_lot::Mutex;
+use crate::locks::Mutex;
 
 /// Places that are kept.
 const MAX_PLACES: usize = 1 << 16;

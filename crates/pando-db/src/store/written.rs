@@ -11,9 +11,7 @@
 
 use std::collections::VecDeque;
 
-use parking_lot::Mutex;
-
-use crate::store::cache_key::CacheKey;
+use crate::{locks::Mutex, store::cache_key::CacheKey};
 
 /// Part (1/n) of the bound for pages of [`FEW_VALUES`] or fewer.
 const LARGE_SHARE: u64 = 8;

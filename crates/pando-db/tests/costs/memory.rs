@@ -1,5 +1,5 @@
 //! The memory of a store stays near its budget, whatever is done: tables, dirty nodes and clean data share
-//! one (`db/admission/memory.rs`). Beyond it are the log's buffers, what a scan reads ahead, and the translation table, which is
+//! one (`db/budget/memory.rs`). Beyond it are the log's buffers, what a scan reads ahead, and the translation table, which is
 //! in memory as a whole.
 //!
 //! The same in both forms: the data is eight times the budget, the nodes a 256th of it. Buffers weigh more where the

@@ -211,6 +211,7 @@ pub const FS: Floors = &[
     (
         "entry",
         &[
+            "holes",
             "error",
             "limits",
             "mode",
@@ -255,6 +256,8 @@ pub const FS: Floors = &[
     (
         "rename",
         &[
+            "holes",
+            "data",
             "error",
             "types",
             "path",
@@ -344,6 +347,7 @@ pub const FS: Floors = &[
             "types",
             "path",
             "account",
+            "record",
             "merge",
             "inode",
             "lock",

@@ -1,49 +1,65 @@
-//! Which module may import which.
+//! Which module may use which, by imports and by methods.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use crate::source::{CRATES, Source, none, sources};
+use crate::{
+    source::{CRATES, Source, none, sources},
+    uses::Uses,
+};
 
-/// What breaks a table of rooms among `modules`, each with what it imports below the folder of the table.
-pub fn broken_floors(table: &[(&str, &[&str])], folder: &[&str], sources: &[Source]) -> Vec<String> {
-    let mut broken = Vec::new();
+/// What breaks a table of rooms: by room and what it uses, each with the files and what they name.
+pub fn broken_floors(
+    table: &[(&str, &[&str])],
+    folder: &[&str],
+    sources: &[Source],
+) -> BTreeMap<(String, String), BTreeSet<String>> {
+    let mut broken: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
+    let mut breaks = |room: &str, other: &str, how: String| {
+        let path = |room: &str| [folder, &[room]].concat().join("::");
+        broken.entry((path(room), path(other))).or_default().insert(how);
+    };
     for (i, (room, may)) in table.iter().enumerate() {
         for below in *may {
             if !table[..i].iter().any(|(lower, _)| lower == below) {
-                broken.push(format!("the table lets {room} import {below}, which is not below it"));
+                breaks(room, below, "the table has it, and it is not below".into());
             }
         }
     }
-    for source in sources.iter().filter(|source| !source.is_test()) {
+    let uses = Uses::new(sources);
+    for (i, source) in sources.iter().enumerate().filter(|(_, source)| !source.is_test()) {
         let module = source.module();
         let Some(room) = module.strip_prefix(folder).and_then(|rest| rest.first()) else { continue };
         let Some((_, may)) = table.iter().find(|(name, _)| name == room) else {
             if *room != "lib" {
-                broken.push(format!("{}: `{room}` is in no table", source.path));
+                breaks(room, "", format!("{} is in no room of the table", source.path));
             }
             continue;
         };
-        let imports = source.imports();
-        let inside = imports
-            .iter()
-            .filter(|path| path.len() > folder.len() && path.iter().zip(folder).all(|(a, b)| a == b));
-        let others: BTreeSet<&str> =
-            inside.filter_map(|path| path.get(folder.len())).map(String::as_str).collect();
-        let wrong = others.into_iter().filter(|other| other != room && !may.contains(other));
-        broken.extend(wrong.map(|other| format!("{}: `{room}` imports `{other}`", source.path)));
+        for path in uses.of(i) {
+            let below = path.get(folder.len()).filter(|_| path.iter().zip(folder).all(|(a, b)| a == b));
+            if let Some(other) = below.filter(|other| *other != room && !may.contains(&other.as_str())) {
+                breaks(room, other, format!("{}: {}", source.path, path.join("::")));
+            }
+        }
     }
     broken
 }
 
 #[test]
-fn rooms_import_only_what_lies_below_them() {
+fn rooms_use_only_what_lies_below_them() {
+    let mut wrong = Vec::new();
     for one in CRATES {
         let sources = sources(one);
-        none(one.tables.iter().flat_map(|(folder, table)| broken_floors(table, folder, &sources)).collect());
+        let broken = one.tables.iter().flat_map(|(folder, table)| broken_floors(table, folder, &sources));
+        let said = |((room, other), how): (_, BTreeSet<String>)| {
+            format!("{}: `{room}` uses `{other}`: {}", one.folder, Vec::from_iter(how).join(", "))
+        };
+        wrong.extend(broken.map(said));
     }
+    none(wrong);
 }
 
-/// Imports by `super` would be read wrongly above, and have to be changed when a file moves.
+/// Imports by `super` have to be changed when a file moves.
 #[test]
 fn imports_name_the_whole_path() {
     let mut broken = Vec::new();
@@ -56,38 +72,56 @@ fn imports_name_the_whole_path() {
 }
 
 #[test]
-fn files_do_not_import_each_other_in_a_circle() {
-    CRATES.iter().for_each(|one| none(circles(&sources(one))));
+fn files_do_not_use_each_other_in_a_circle() {
+    none(CRATES.iter().flat_map(|one| circles(&sources(one))).collect());
 }
 
-/// The files of circles, and of what imports them, with what they import.
-fn circles(sources: &[Source]) -> Vec<String> {
+/// The files of circles, with what they use of these. A module and the modules in its folder are one room: a file may
+/// use what its parent defines, if there is no circle without the parent.
+pub fn circles(sources: &[Source]) -> Vec<String> {
+    let uses = Uses::new(sources);
     let modules: Vec<String> = sources.iter().map(|source| source.module().join("::")).collect();
-    // What a path leads to: the longest module that it begins with.
-    let target = |path: &[String]| {
-        (1..=path.len()).rev().find_map(|n| modules.iter().position(|module| *module == path[..n].join("::")))
+    let arrow = |from: usize| {
+        let of = uses.of(from);
+        let to = of.iter().filter_map(|path| uses.file_of(path));
+        to.filter(|to| *to != from && !sources[*to].is_test()).collect()
     };
-    let mut arrows: Vec<BTreeSet<usize>> = sources
-        .iter()
-        .enumerate()
-        .map(|(i, source)| {
-            source.imports().iter().filter_map(|path| target(path)).filter(|to| *to != i).collect()
-        })
-        .collect();
-    // Files that import nothing more are taken off until none is left, or a circle.
-    let mut left: BTreeSet<usize> = (0..sources.len()).collect();
-    loop {
-        let ground: Vec<usize> = left.iter().copied().filter(|i| arrows[*i].is_empty()).collect();
-        if ground.is_empty() {
-            break;
-        }
-        for i in ground {
-            left.remove(&i);
-            arrows.iter_mut().for_each(|to| _ = to.remove(&i));
+    let arrows: Vec<BTreeSet<usize>> = (0..sources.len()).map(arrow).collect();
+    let name = |i: &usize, all: &BTreeSet<usize>| {
+        format!(
+            "{} -> {:?}",
+            modules[*i],
+            arrows[*i].intersection(all).map(|j| &modules[*j]).collect::<Vec<_>>()
+        )
+    };
+    let mut found = Vec::new();
+    let mut left = vec![(0..sources.len()).filter(|i| !sources[*i].is_test()).collect::<BTreeSet<_>>()];
+    while let Some(among) = left.pop() {
+        for circle in components(&arrows, &among) {
+            let is_parent = |i: &&usize| {
+                let all_below = format!("{}::", modules[**i]);
+                circle.iter().all(|j| j == *i || modules[*j].starts_with(&all_below))
+            };
+            match circle.iter().find(is_parent) {
+                Some(parent) => left.push(circle.iter().copied().filter(|i| i != parent).collect()),
+                None => found.extend(circle.iter().map(|i| name(i, &circle))),
+            }
         }
     }
-    let name = |i: &usize| {
-        format!("{} -> {:?}", modules[*i], arrows[*i].iter().map(|j| &modules[*j]).collect::<Vec<_>>())
+    found
+}
+
+/// Those sets of files among some that all reach each other.
+fn components(arrows: &[BTreeSet<usize>], among: &BTreeSet<usize>) -> Vec<BTreeSet<usize>> {
+    let reach = |from: usize| {
+        let (mut seen, mut left) = (BTreeSet::new(), vec![from]);
+        while let Some(i) = left.pop() {
+            left.extend(arrows[i].iter().filter(|j| among.contains(j) && seen.insert(**j)));
+        }
+        seen
     };
-    left.iter().map(name).collect()
+    let reached: BTreeMap<usize, BTreeSet<usize>> = among.iter().map(|i| (*i, reach(*i))).collect();
+    let circle = |i: usize| reached[&i].iter().copied().filter(|j| reached[j].contains(&i)).collect();
+    let circles = among.iter().filter(|i| reached[i].contains(i)).map(|i| circle(*i));
+    circles.collect::<BTreeSet<BTreeSet<usize>>>().into_iter().collect()
 }

@@ -69,6 +69,7 @@ pub const FUSE: Floors = &[
     (
         "requests",
         &[
+            "recursive",
             "asked",
             "forked",
             "quotas",
@@ -100,7 +101,7 @@ pub const FUSE: Floors = &[
             "requests",
         ],
     ),
-    ("ender", &["mountinfo", "guard", "error", "attach", "coherence"]),
+    ("ender", &["mountinfo", "guard", "error", "attach", "coherence", "requests"]),
     (
         "mount",
         &[

@@ -1,7 +1,6 @@
 //! The source of the crates, as text.
 
 use std::{
-    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -55,55 +54,13 @@ impl Source {
         self.path.trim_end_matches(".rs").split('/').filter(|part| *part != "mod").collect()
     }
 
-    /// Modules of this crate that its code names, as paths from the crate on.
-    pub fn imports(&self) -> BTreeSet<Vec<String>> {
-        let mut found = BTreeSet::new();
-        let code: Vec<&str> =
-            self.code().map(|(_, line)| line.split("//").next().unwrap_or_default()).collect();
-        let code = code.join("\n").replace("r#", "");
-        for (at, _) in code.match_indices("crate::") {
-            tree(&code[at + "crate::".len()..], &mut Vec::new(), &mut found);
-        }
-        found
-    }
-}
-
-/// Reads one tree of a `use`, or one path, at the start of `text`: the rest behind it.
-fn tree<'t>(text: &'t str, prefix: &mut Vec<String>, found: &mut BTreeSet<Vec<String>>) -> &'t str {
-    let depth = prefix.len();
-    let mut rest = text.trim_start();
-    loop {
-        if let Some(mut inside) = rest.strip_prefix('{') {
-            loop {
-                inside = inside.trim_start();
-                if let Some(behind) = inside.strip_prefix('}') {
-                    prefix.truncate(depth);
-                    return behind;
-                }
-                inside = tree(inside, prefix, found).trim_start();
-                inside = inside.strip_prefix(',').unwrap_or(inside);
-            }
-        }
-        let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(rest.len());
-        if end == 0 {
-            // Something that is no import, as the `*` of a glob.
-            prefix.truncate(depth);
-            let mut chars = rest.chars();
-            chars.next();
-            return chars.as_str();
-        }
-        prefix.push(rest[..end].to_string());
-        rest = &rest[end..];
-        match rest.strip_prefix("::") {
-            Some(more) => rest = more,
-            None => break,
-        }
-    }
-    found.insert(prefix.clone());
-    prefix.truncate(depth);
-    match rest.trim_start().strip_prefix("as ") {
-        Some(alias) => alias.trim_start().trim_start_matches(|c: char| c.is_alphanumeric() || c == '_'),
-        None => rest,
+    /// The text of the lines that [`Source::code`] gives.
+    pub fn text_of_code(&self) -> &str {
+        let end = match self.code().count() {
+            0 => 0,
+            lines => self.text.match_indices('\n').nth(lines - 1).map_or(self.text.len(), |(end, _)| end),
+        };
+        &self.text[..end]
     }
 }
 

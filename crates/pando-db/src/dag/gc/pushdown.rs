@@ -19,7 +19,7 @@ use crate::{
     dag::edit::Edit,
     error::{Result, or_if_damaged},
     key::{Lens, Span},
-    node::{Body, Edge, Node, NodeId},
+    node::{Body, Node, NodeId},
 };
 
 /// Which deletes are looked for.
@@ -117,16 +117,6 @@ impl Edit<'_> {
         }
     }
 
-    /// True if the child, of any number of edges, shows nothing any more: only they keep it.
-    pub(super) fn leads_to_nothing(&self, edge: &Edge) -> Result<bool> {
-        match &edge.child {
-            Some(target) if self.height(target.id)? > 0 => {
-                Ok(or_if_damaged(self.peek(target.id).map(|node| node.is_void()), false)?)
-            }
-            _ => Ok(false),
-        }
-    }
-
     /// Flushes what waits at the edges on the way from the root to `key`; whether there was anything. I/O:
     /// headers of private interior nodes, some for each estimate, and what a flush takes.
     pub fn push_down_at(&mut self, key: &Bytes, which: Tombstones) -> Result<bool> {
@@ -186,19 +176,5 @@ impl Edit<'_> {
         *edges = self.joined(std::mem::take(edges), &span, height)?;
         self.put(id, node)?;
         Ok(true)
-    }
-}
-
-impl Edge {
-    /// True if a delete of keys or ranges waits here.
-    fn holds_deletes(&self) -> bool {
-        self.layers.iter().any(|layer| {
-            layer.ranges.iter().any(|r| r.target.is_none()) || layer.run.pages.iter().any(|p| p.deletes)
-        })
-    }
-
-    /// True if a Goto waits here.
-    pub(crate) fn holds_gotos(&self) -> bool {
-        self.layers.iter().flat_map(|layer| &layer.ranges).any(|range| range.target.is_some())
     }
 }

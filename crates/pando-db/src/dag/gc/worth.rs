@@ -50,6 +50,16 @@ impl Edit<'_> {
         Ok(estimate.bytes >= enough)
     }
 
+    /// True if the child, of any number of edges, shows nothing any more: only they keep it.
+    pub(super) fn leads_to_nothing(&self, edge: &Edge) -> Result<bool> {
+        match &edge.child {
+            Some(target) if self.height(target.id)? > 0 => {
+                Ok(or_if_damaged(self.peek(target.id).map(|node| node.is_void()), false)?)
+            }
+            _ => Ok(false),
+        }
+    }
+
     /// True if the range, which is to be deleted, gives back a large part of a node, and its way down is not shared.
     /// I/O: at most `left` headers.
     pub fn is_large_delete(&self, range: &Span, left: usize) -> Result<bool> {

@@ -13,7 +13,7 @@ use crate::{
         edit::Edit,
         write::flush::{NodePart, pending},
     },
-    error::Result,
+    error::{Result, or_if_damaged},
     node::{Body, Edge, Node, NodeId},
 };
 
@@ -56,6 +56,38 @@ impl Edit<'_> {
         }
         self.lower_path(&passed)?;
         Ok(any)
+    }
+
+    /// Puts nodes of a path from the root anew at the least height that their children allow: these may have
+    /// become lower. Without this a clone of a tree rests above a height that nothing needs, and each clone of
+    /// the clone above that. Those above which a Goto waits stay as they are, and those that were taken out.
+    /// I/O: headers.
+    pub(crate) fn lower_path(&mut self, path: &[NodeId]) -> Result<()> {
+        for (i, &id) in path.iter().enumerate().rev() {
+            if !self.exists(id) || !self.is_private(id) || self.height(id)? == 0 {
+                continue;
+            }
+            let may = match i.checked_sub(1).and_then(|above| path.get(above)) {
+                Some(above) => self.may_be_lowered_below(*above, id)?,
+                None => id == self.root,
+            };
+            // Most nodes are only looked at.
+            let Some(node) = or_if_damaged(self.peek(id).map(Some), None)?.filter(|_| may) else { continue };
+            if self.height_needed(&node)? < node.height {
+                self.put(id, self.lowest(self.load(id)?)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// True if node `above` refers to `id`, and no Goto waits there that has to rest above it.
+    fn may_be_lowered_below(&self, above: NodeId, id: NodeId) -> Result<bool> {
+        if !self.exists(above) {
+            return Ok(false);
+        }
+        let Some(above) = or_if_damaged(self.peek(above).map(Some), None)? else { return Ok(false) };
+        let mut edges = above.edges().iter().filter(|edge| edge.child.as_ref().is_some_and(|t| t.id == id));
+        Ok(edges.next().is_some_and(|edge| !edge.holds_gotos()) && edges.next().is_none())
     }
 
     /// The least height of the child of an edge: above what the Gotos lead to that rest there.

@@ -248,38 +248,6 @@ impl Edit<'_> {
         self.lower_path(&passed)
     }
 
-    /// Puts nodes of a path from the root anew at the least height that their children allow: these may have
-    /// become lower. Without this a clone of a tree rests above a height that nothing needs, and each clone of
-    /// the clone above that. Those above which a Goto waits stay as they are, and those that were taken out.
-    /// I/O: headers.
-    pub(crate) fn lower_path(&mut self, path: &[NodeId]) -> Result<()> {
-        for (i, &id) in path.iter().enumerate().rev() {
-            if !self.exists(id) || !self.is_private(id) || self.height(id)? == 0 {
-                continue;
-            }
-            let may = match i.checked_sub(1).and_then(|above| path.get(above)) {
-                Some(above) => self.may_be_lowered_below(*above, id)?,
-                None => id == self.root,
-            };
-            // Most nodes are only looked at.
-            let Some(node) = or_if_damaged(self.peek(id).map(Some), None)?.filter(|_| may) else { continue };
-            if self.height_needed(&node)? < node.height {
-                self.put(id, self.lowest(self.load(id)?)?)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// True if node `above` refers to `id`, and no Goto waits there that has to rest above it.
-    fn may_be_lowered_below(&self, above: NodeId, id: NodeId) -> Result<bool> {
-        if !self.exists(above) {
-            return Ok(false);
-        }
-        let Some(above) = or_if_damaged(self.peek(above).map(Some), None)? else { return Ok(false) };
-        let mut edges = above.edges().iter().filter(|edge| edge.child.as_ref().is_some_and(|t| t.id == id));
-        Ok(edges.next().is_some_and(|edge| !edge.holds_gotos()) && edges.next().is_none())
-    }
-
     /// Flushes what waits for `image`, as [`Edit::push_down`] says, and notes the nodes whose edges it flushes.
     fn push_down_through(&mut self, image: &Span, passed: &mut Vec<NodeId>) -> Result<()> {
         let mut id = self.root;

@@ -1,8 +1,9 @@
 //! Room for a batch: in memory, in the log and on the device.
 //!
 //! A batch is admitted only when everything it leads to can be carried through:
-//! what is dirty must fit beside what the last checkpoint holds. A reserve is
-//! kept back from ordinary writes, so that deleting works on a full store.
+//! what is dirty must fit beside what the last checkpoint holds (`budget`). A reserve is
+//! kept back from ordinary writes, so that deleting works on a full store. Where there is too little, a writer waits
+//! for the threads, or itself makes the checkpoint or collects the garbage that is needed.
 //! A writer waits here, and holds no lock meanwhile; but deletes that use the last of a full store hold
 //! `last_deletes`, one at a time, over a checkpoint and garbage collection.
 
@@ -13,22 +14,20 @@ use parking_lot::MutexGuard;
 
 use crate::{
     batch::{Effect, Op},
-    dag::tree::MIN_EDIT_NODES,
     db::{
-        admission::{
+        admission::reader_waits::ReaderWaits,
+        budget::{
             memory::{MAX_SEALED_TABLES, MAX_SEALED_TABLES_FOR_CLONES, MAX_SMALL_SEALED_TABLES},
-            reader_waits::ReaderWaits,
+            space::SPLIT_NODES,
         },
         engine::{Engine, gc_state::LastDeletes, signal::Work, throttle::pressure},
-        write::record::Encoded,
+        record::Encoded,
     },
-    device::BLOCK,
     error::{Error, Result},
     store::log,
     waiting,
 };
 
-pub(crate) mod memory;
 mod reader_waits;
 
 /// Bytes in the log buffer at which a thread is asked to write them out: half of what may be there, within these
@@ -41,41 +40,13 @@ const MOST_WRITTEN_OUT_BYTES: usize = 2 << 20;
 const MAX_DIRT_PRESSURE: f64 = 0.3;
 /// What an operation costs beyond its bytes, as if it were that many bytes more.
 const OP_BYTES: usize = 96;
-/// Largest reserve, in bytes.
-const MAX_RESERVE_BYTES: u64 = 256 << 20;
 /// Largest batch of deletes, in bytes, that is admitted into the reserve.
 const SMALL_BATCH_BYTES: u64 = 16 << 10;
 /// Such a batch may write this many bytes more than its deletes have: an unlink also changes the times of its
 /// directory, under a key with the same path.
 const MOST_BESIDE_DELETES_BYTES: usize = 1 << 10;
-
-/// Bytes that the log may keep in extents before a checkpoint is asked for.
-const MAX_HELD_BYTES: u64 = 256 << 20;
-
-/// Nodes that the reserve holds at least, if that is not over a quarter of the device.
-const RESERVE_NODES: u64 = 48;
-/// The same on a small device, if that is not over half of it: the nodes of one edit, and four more for the splits
-/// that deletes may cause.
-const LEAST_RESERVE_NODES: u64 = MIN_EDIT_NODES as u64 + 4;
 /// Times that a small batch of deletes checks whether it is the only one in memory, before it is refused.
 const LAST_TRIES: usize = 8;
-/// Space is nearly short where less than 1/n of the reserve is left for ordinary writes.
-const NEARLY_FRACTION: u64 = 2;
-/// Nodes that an edit may make dirty beyond its limit, because the last node that it changed was split.
-const SPLIT_NODES: u64 = 2;
-
-/// Bytes that are reserved on a device of `size` bytes, or on one whose medium can hold only `size`.
-fn reserve(size: u64, node: usize) -> u64 {
-    let (least, small) = (RESERVE_NODES * node as u64, LEAST_RESERVE_NODES * node as u64);
-    (size / 16).clamp(least, MAX_RESERVE_BYTES.max(least)).min((size / 4).max(small)).min(size / 2)
-}
-
-/// Nodes that one edit may change: as many as fill a quarter of the reserve, as a rule, so that the rest of the
-/// reserve has room for the splits of the last one and for pages of the translation table. At least enough for a
-/// path from the root to a leaf, because flushing could not go on with fewer.
-pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
-    (reserve(size, node) / (4 * node as u64)).clamp(MIN_EDIT_NODES as u64, 256) as usize
-}
 
 /// The right to apply a batch. It holds a lock if the batch is one of the last deletes that a full store takes, which
 /// are applied one at a time.
@@ -125,23 +96,6 @@ impl Gives {
 }
 
 impl Engine {
-    /// Bytes that are reserved so that deletes and checkpoints always go through.
-    pub fn reserve(&self) -> u64 {
-        reserve(self.space.end().min(self.capacity), self.limits.node)
-    }
-
-    /// Bytes for what one edit makes dirty, and for a checkpoint of that. Not even deletes may use them: they are let
-    /// in because they free space, and the edit that flushes them needs these bytes to do so.
-    fn edit_room(&self) -> u64 {
-        (self.reserve() / 2).max(self.least_edit_room()).min(self.reserve())
-    }
-
-    /// Bytes for the nodes that one edit makes dirty, and for their table pages.
-    fn least_edit_room(&self) -> u64 {
-        let nodes = self.limits.edit_nodes as u64 + SPLIT_NODES;
-        nodes * self.limits.node as u64 + self.table_pages(nodes) * BLOCK
-    }
-
     /// Bytes that the last deletes may not take, so that a batch of [`Gives::Release`] goes through when no other
     /// does: those of its edit, and of [`SPLIT_NODES`] more. If more nodes are shared than one edit changes, and the
     /// last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can change,
@@ -155,78 +109,6 @@ impl Engine {
         } else {
             (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_room())
         }
-    }
-
-    /// Bytes that the medium is asked to reserve beyond what is needed: if the host of a sparse store becomes full, a
-    /// little can still be written, and again after everything was deleted.
-    pub(crate) fn working_room(&self) -> u64 {
-        (2 * self.limits.node as u64 + 8 * BLOCK).min(self.reserve())
-    }
-
-    /// Bytes that the dirty nodes and memtables may still take on the device.
-    pub(crate) fn owed(&self) -> u64 {
-        let tables = self.views.sizes.bytes() as u64;
-        self.owed_by_nodes() + tables + tables / 4
-    }
-
-    /// Most bytes that the next checkpoint writes, if nothing more is flushed before it.
-    fn owed_by_nodes(&self) -> u64 {
-        self.dirty.bytes() + self.table_pages(self.dirty.count()) * BLOCK
-    }
-
-    /// Whether there is space for all dirty nodes, if they grow by so many bytes and nodes.
-    pub(crate) fn has_room_for(&self, (bytes, nodes): (i64, i64)) -> bool {
-        if bytes <= 0 || self.options.read_only {
-            return true;
-        }
-        let pages = self.table_pages(self.dirty.count().saturating_add_signed(nodes));
-        self.space.free_bytes() >= self.dirty.bytes().saturating_add_signed(bytes) + pages * BLOCK
-    }
-
-    /// True if more dirty nodes could become too many for the space that is left.
-    pub fn is_tight(&self) -> Result<bool> {
-        // A read-only store keeps what it has replayed in memory, and never writes it.
-        if self.options.read_only {
-            return Ok(false);
-        }
-        let owed = self.owed_by_nodes();
-        let wanted = owed + self.edit_room();
-        Ok(owed > 0 && !(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?))
-    }
-
-    /// True if the dirty nodes take a part of the reserve.
-    pub fn is_short(&self) -> bool {
-        self.space.free_bytes() < self.owed_by_nodes() + self.reserve()
-    }
-
-    /// True if ordinary writes are refused, or soon will be: all that they may still take is less than a half
-    /// (1 / [`NEARLY_FRACTION`]) of the reserve.
-    pub fn is_nearly_short(&self) -> bool {
-        let reserve = self.reserve();
-        self.space.free_bytes() < self.owed_by_nodes() + reserve + reserve / NEARLY_FRACTION
-    }
-
-    /// Most pages of the translation table that the next checkpoint writes: one a level for each of `dirty` nodes,
-    /// and no more than the table has.
-    fn table_pages(&self, dirty: u64) -> u64 {
-        let (mut pages, mut below) = (0, self.next_id.load(Ordering::Relaxed));
-        while below > 1 {
-            below = below.div_ceil(crate::store::table::SLOTS as u64);
-            pages += below.min(dirty);
-        }
-        pages
-    }
-
-    /// Bytes that ordinary writes may still take.
-    pub fn available(&self) -> u64 {
-        self.space.free_bytes().saturating_sub(self.owed() + self.reserve())
-    }
-
-    /// Size in bytes at which the active table is sealed: smaller when space is short, so that the tables in memory
-    /// need less of it.
-    pub fn seal_threshold(&self) -> usize {
-        let share = (self.space.free_bytes() / 32).max(64 << 10) as usize;
-        self.table_limit().min(share)
     }
 
     /// Returns when a batch may be applied, which the caller does before it drops the result. `effect` is what the
@@ -282,35 +164,6 @@ impl Engine {
         }
     }
 
-    /// Bytes that the log may keep outside its ring before a checkpoint is asked for. Recovery reads all of them.
-    fn max_held(&self) -> u64 {
-        MAX_HELD_BYTES.min(self.space.end() / 8).max(1)
-    }
-
-    /// True if the log or the dirty nodes have grown enough for a checkpoint.
-    pub fn wants_checkpoint(&self) -> bool {
-        self.log_wants_checkpoint() || self.nodes_want_checkpoint()
-    }
-
-    /// True if the log has grown enough: a checkpoint shortens it only after the memtables have reached the DAG.
-    fn log_wants_checkpoint(&self) -> bool {
-        self.log.used() > self.log_size() / 2 || self.log.held_bytes() >= self.max_held()
-    }
-
-    fn nodes_want_checkpoint(&self) -> bool {
-        self.dirty.memory() > self.max_dirty() / 2
-    }
-
-    /// Makes the checkpoint that was asked for, if it is still wanted. It is one of the nodes alone, without a flush
-    /// of the memtables, if that is enough.
-    pub fn checkpoint_as_asked(&self) -> Result<()> {
-        let flushed = self.superversion.read().tree.log_end;
-        if self.log.behind(flushed) <= self.log_size() / 4 {
-            self.checkpoint_nodes(Engine::wants_checkpoint)?;
-        }
-        if self.log_wants_checkpoint() { self.checkpoint() } else { Ok(()) }
-    }
-
     /// How near the work that waits for the threads is to one of its limits, as [`pressure`] says.
     fn pressure(&self) -> f64 {
         let sizes = &self.views.sizes;
@@ -327,11 +180,6 @@ impl Engine {
         ]
         .into_iter()
         .fold(0.0, f64::max)
-    }
-
-    fn log_size(&self) -> u64 {
-        // A quarter of the log is its longest payload.
-        4 * self.log.max_payload() as u64
     }
 
     fn space_for(&self, gives: Gives, len: u64) -> Result<Admitted<'_>> {

@@ -10,7 +10,6 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
@@ -25,6 +24,7 @@ use crate::{
     },
     device::{BLOCK, Device, DeviceStats, InUse, Medium, New},
     error::{Error, Result},
+    locks::Mutex,
     options::{CreateOptions, Options},
     store::superblock,
 };

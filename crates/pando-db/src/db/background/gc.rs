@@ -14,29 +14,25 @@ use bytes::Bytes;
 
 use crate::{
     dag::{
-        edit::{Context, Edit},
+        edit::Edit,
         gc::pushdown::{TombstoneWalk, Tombstones},
-        tree::Limits,
     },
-    db::engine::{
-        Engine,
-        gc_state::{GcProgress, GcStage, GcStep, Settling},
+    db::{
+        background::gc_limits::STEP_NODES,
+        engine::{
+            Engine,
+            gc_state::{GcProgress, GcStage, GcStep, Settling},
+        },
     },
     error::{Error, Result},
     key::behind,
     waiting,
 };
 
-/// Nodes that a step of a walk looks at, beside those on its way.
-pub(crate) const STEP_NODES: usize = 64;
 /// Places at which one step carries deletes down.
 const STEP_PLACES: usize = 8;
 /// Steps that changed something, after which it is seen whether enough has come back.
 const ROUND_STEPS: usize = 32;
-/// Nodes that one edit of garbage collection changes before it leaves the rest to the next: others may wait
-/// for its end.
-pub(super) const EDIT_NODES: usize = 32;
-
 impl Engine {
     /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
     /// can be given back; whether there is. Where others go on writing it is about what was there when it began.
@@ -179,19 +175,6 @@ impl Engine {
             return Ok(GcStep::GoesOn);
         }
         Ok(if std::mem::take(&mut gc_progress.lowered) { GcStep::Changed } else { GcStep::Nothing })
-    }
-
-    /// What garbage collection works with: smaller edits than others, so that whoever waits for one waits for
-    /// less.
-    pub(super) fn gc_context(&self) -> Context<'_> {
-        let cx = self.context();
-        Context { limits: Limits { edit_nodes: cx.limits.edit_nodes.min(EDIT_NODES), ..cx.limits }, ..cx }
-    }
-
-    /// The same while nothing else is to be done: less counts as tall.
-    pub(super) fn idle_context(&self) -> Context<'_> {
-        let cx = self.gc_context();
-        Context { limits: Limits { tall: self.idle_levels(), ..cx.limits }, ..cx }
     }
 
     /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds

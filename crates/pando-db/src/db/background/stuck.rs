@@ -3,12 +3,12 @@
 //! What an edit may make dirty is checked when it is published, and edits before may have used up what was kept for
 //! this table: where a reader or a clone holds what they replaced, nothing has come back. Guarantees: whoever flushes
 //! gives back first what nothing refers to any more; and nobody waits without bound for room in memory that the
-//! threads cannot make. It passes as soon as there is space. May use: what flushing may.
+//! threads cannot make. It passes as soon as there is space. May use: flushing, checkpoints.
 
 use std::time::{Duration, Instant};
 
 use crate::{
-    db::engine::{Engine, FlushStep},
+    db::{engine::Engine, flush::FlushStep},
     error::{Error, Result},
 };
 
@@ -30,25 +30,9 @@ impl Engine {
         }
     }
 
-    /// Takes out what nothing refers to, so that the next checkpoint gives it back; the bytes that were free before.
-    pub(crate) fn take_out_unreferenced(&self) -> Result<u64> {
-        let before = self.space.free_bytes();
-        drop(self.views.left_by_readers());
-        match self.reclaim_all() {
-            // Some may have been taken out.
-            Ok(()) | Err(Error::NoSpace) => Ok(before),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Notes that the flusher has found no room for a table.
     pub(super) fn note_stuck(&self) {
         self.counters.stuck_since.lock().get_or_insert_with(Instant::now);
-    }
-
-    /// Notes that a table has found room.
-    pub(super) fn note_not_stuck(&self) {
-        *self.counters.stuck_since.lock() = None;
     }
 
     /// Whether tables have found no room for so long that nobody waits for them any more.

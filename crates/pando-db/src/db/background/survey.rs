@@ -12,7 +12,7 @@ use crate::{
         gc::{collapse::CollapseSurvey, prune::PruneSurvey, survey::Survey},
     },
     db::{
-        background::gc::{EDIT_NODES, STEP_NODES},
+        background::gc_limits::{EDIT_NODES, STEP_NODES},
         engine::{
             Engine,
             gc_state::{GcProgress, GcStep, GcWalk},
@@ -131,8 +131,9 @@ mod tests {
     use crate::{
         CreateOptions, Db, Options,
         db::{
-            background::{flush::RECLAIM_NODES, gc::STEP_NODES},
+            background::gc_limits::STEP_NODES,
             engine::gc_state::{GcStage, GcStep},
+            flush::reclaim::RECLAIM_NODES,
         },
         device::{Device, DeviceCall, HookedDevice, MemDevice},
     };

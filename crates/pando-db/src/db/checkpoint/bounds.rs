@@ -54,7 +54,7 @@ mod tests {
     use std::{sync::Arc, thread, time::Duration};
 
     use crate::{
-        CreateOptions, Db, Options, dag::edit::Edit, db::engine::Room, device::MemDevice, key::Longest,
+        CreateOptions, Db, Options, dag::edit::Edit, db::flush::edit::Room, device::MemDevice, key::Longest,
         node::NodeId, store::table::Entry,
     };
 

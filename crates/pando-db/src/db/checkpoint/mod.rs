@@ -14,7 +14,10 @@ use std::{
 use bytes::Bytes;
 
 use crate::{
-    db::engine::{Durable, Engine, FlushStep},
+    db::{
+        engine::{Durable, Engine},
+        flush::FlushStep,
+    },
     device::BLOCK,
     error::{Error, Result},
     node::NodeId,
@@ -87,6 +90,16 @@ impl Engine {
             self.discard_inline();
         }
         Ok(())
+    }
+
+    /// Makes the checkpoint that was asked for, if it is still wanted. It is one of the nodes alone, without a flush
+    /// of the memtables, if that is enough.
+    pub fn checkpoint_as_asked(&self) -> Result<()> {
+        let flushed = self.superversion.read().tree.log_end;
+        if self.log.behind(flushed) <= self.log_size() / 4 {
+            self.checkpoint_nodes(Engine::wants_checkpoint)?;
+        }
+        if self.log_wants_checkpoint() { self.checkpoint() } else { Ok(()) }
     }
 
     /// Makes a last checkpoint that says that there is nothing to recover.

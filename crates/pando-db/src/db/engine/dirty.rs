@@ -11,10 +11,9 @@ use std::{
     },
 };
 
-use parking_lot::Mutex;
-
 use crate::{
     device::BLOCK,
+    locks::Mutex,
     node::{Node, NodeId},
     store::layout::bytes_to_write,
 };

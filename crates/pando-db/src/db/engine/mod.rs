@@ -1,10 +1,10 @@
-//! The state of an open store, which all of `db` shares. What is done with it stands in the other rooms.
+//! The state of an open store, which all of `db` shares. What is done with it stands in the rooms above.
 //!
 //! Locks, in the order in which they may be taken: `last_deletes`, `gc_turn`, `checkpointing`, `flushing`, `building`,
 //! `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits for them only
 //! where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and `uuid`, which a
 //! backup asks for too. `building` and `superversion` are held for memory operations only. Each other lock of this
-//! room (`orphans`, `worth`, `gc_progress`, `Signal::asked`, those of the slot of views, of the throttle, the space
+//! room (`orphans`, `worth`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the throttle, the space
 //! and the dirty nodes) is held for a moment.
 
 use std::{
@@ -16,16 +16,9 @@ use std::{
     time::Instant,
 };
 
-use parking_lot::{Mutex, RwLock};
-
 use crate::{
     batch::Op,
-    dag::{
-        edit::{Changes, Context},
-        memtable::build::MemtableBuild,
-        read::view::View,
-        tree::{Limits, Tree, idle_levels, tall_levels},
-    },
+    dag::{memtable::build::MemtableBuild, read::view::View, tree::Limits},
     db::engine::{
         dirty::Dirty,
         gc_state::{GcProgress, GcWorth, LastDeletes},
@@ -37,6 +30,7 @@ use crate::{
     device::{Device, InUse},
     error::{Error, Result},
     key::Span,
+    locks::{Mutex, RwLock},
     merge::Merge,
     node::NodeId,
     options::Options,
@@ -54,26 +48,6 @@ pub(crate) mod skip_ranges;
 pub(crate) mod superversion;
 pub(crate) mod throttle;
 pub(crate) mod watch;
-
-/// What an edit may make dirty.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// What there is space for.
-    Checked,
-    /// More: of a store that is opened.
-    Any,
-}
-
-/// What a step of flushing came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use]
-pub(crate) enum FlushStep {
-    /// There was nothing to do.
-    Nothing,
-    Done,
-    /// What is dirty has to be written first: with more of it there could be no space for that.
-    NoRoom,
-}
 
 /// What all parts of an open store share.
 pub(crate) struct Engine {
@@ -181,26 +155,6 @@ impl Engine {
         waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock()).superblock.uuid
     }
 
-    pub fn context(&self) -> Context<'_> {
-        Context {
-            pager: &self.pager,
-            merge: &*self.merge,
-            limits: Limits { pending: self.most_pending(), tall: self.tall_levels(), ..self.limits },
-            next_id: &self.next_id,
-            handled: &self.counters.handled,
-        }
-    }
-
-    /// The height from which on a node is made lower when nothing else is to be done.
-    pub fn idle_levels(&self) -> u8 {
-        idle_levels(self.space.used_bytes() / self.limits.node as u64, self.limits.fanout)
-    }
-
-    /// The height from which on a node is higher than what is stored asks for.
-    fn tall_levels(&self) -> u8 {
-        tall_levels(self.space.used_bytes() / self.limits.node as u64, self.limits.fanout)
-    }
-
     /// The error that stopped the store, if one did.
     pub fn check_running(&self) -> Result<()> {
         match self.log.stopped() {
@@ -213,6 +167,13 @@ impl Engine {
     pub fn stop(&self, during: &str, error: &Error) {
         self.log.stop(format!("{during}: {error}"));
         self.signal.all();
+    }
+
+    /// Stops the store, unless the failure is one that passes.
+    pub fn fail(&self, during: &str, error: &Error) {
+        if !matches!(error, Error::NoSpace) {
+            self.stop(during, error);
+        }
     }
 
     /// Makes the active table a sealed one, if there is anything in it.
@@ -244,33 +205,5 @@ impl Engine {
         let old = more.then(|| self.views.withdraw());
         drop(superversion);
         drop(old);
-    }
-
-    /// Publishes an edit, if it may have any `room`, or there is space for all that is dirty then: [`Error::NoSpace`]
-    /// otherwise, and nothing has changed. The caller holds `flushing`. `then` runs under the same lock.
-    pub fn publish(&self, changes: Changes, room: Room, then: impl FnOnce(&mut Superversion)) -> Result<()> {
-        let versions = Dirty::weigh(changes.versions(), self.limits.node);
-        if room == Room::Checked && !self.has_room_for(self.dirty.growth(&versions)) {
-            return Err(Error::NoSpace);
-        }
-        let (orphans, old) = self.change(|superversion| -> Result<_> {
-            let root = changes.root;
-            let mut table = superversion.tree.table.clone();
-            let orphans = changes.apply(&mut table)?;
-            // A checkpoint that froze the new versions before they were noted would have nothing to strike
-            // out, and they would count as dirty for ever.
-            self.dirty.note(versions);
-            let (msn, log_end) = (superversion.tree.msn, superversion.tree.log_end);
-            let versions = superversion.tree.versions.clone();
-            let tree = Arc::new(Tree { table, root, msn, log_end, versions });
-            let old = std::mem::replace(&mut superversion.tree, tree);
-            then(superversion);
-            Ok((orphans, old))
-        })?;
-        // What only the old version reached is freed here, outside the lock.
-        drop(old);
-        self.share_memory();
-        self.orphans.lock().extend(orphans);
-        Ok(())
     }
 }

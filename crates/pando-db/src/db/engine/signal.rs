@@ -1,10 +1,13 @@
 //! Waking threads up: one condition for each kind of work, one for work done.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 
-use crate::waiting;
+use crate::{locks::Mutex, waiting};
 
 /// Kinds of background work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,15 +18,11 @@ pub(crate) enum Work {
 }
 
 #[derive(Default)]
-struct Asked {
-    /// By kind: whether there is work.
-    work: [bool; 3],
-    shutdown: bool,
-}
-
-#[derive(Default)]
 pub(crate) struct Signal {
-    asked: Mutex<Asked>,
+    /// By kind: whether there is work that nobody has turned to.
+    asked: [AtomicBool; 3],
+    /// Whether the threads are to end. Whoever waits looks at that, and at what is asked for, under this lock.
+    shutdown: Mutex<bool>,
     /// By kind: those who do the work.
     workers: [Condvar; 3],
     /// Those who wait for nothing but the time, or the end.
@@ -33,48 +32,51 @@ pub(crate) struct Signal {
 }
 
 impl Signal {
-    /// Asks for work of a kind. Asking again before it is begun changes nothing.
+    /// Asks for work of a kind. Asking again before it is begun changes nothing, and takes no lock.
     pub fn ask(&self, kind: Work) {
-        let mut asked = self.asked.lock();
-        if !std::mem::replace(&mut asked.work[kind as usize], true) {
+        // An exchange even where nothing changes: whoever turns to the work later sees what the caller has done.
+        if !self.asked[kind as usize].swap(true, Ordering::AcqRel) {
+            // Who has seen nothing under this lock waits by now.
+            let _shutdown = self.shutdown.lock();
             self.workers[kind as usize].notify_all();
         }
     }
 
     /// Waits until work of a kind is asked for, at most that long; whether it was.
     pub fn wait_for(&self, kind: Work, at_most: Duration) -> bool {
-        let mut asked = self.asked.lock();
-        if !asked.work[kind as usize] && !asked.shutdown {
-            self.workers[kind as usize].wait_for(&mut asked, at_most);
+        let asked = &self.asked[kind as usize];
+        let mut shutdown = self.shutdown.lock();
+        if !asked.load(Ordering::Acquire) && !*shutdown {
+            self.workers[kind as usize].wait_for(&mut shutdown, at_most);
         }
-        std::mem::take(&mut asked.work[kind as usize])
+        asked.swap(false, Ordering::AcqRel)
     }
 
     /// Asks all threads to end.
     pub fn ask_shutdown(&self) {
-        self.asked.lock().shutdown = true;
+        *self.shutdown.lock() = true;
         self.all();
     }
 
     pub fn shutting_down(&self) -> bool {
-        self.asked.lock().shutdown
+        *self.shutdown.lock()
     }
 
     /// Wakes everybody, whatever they wait for.
     pub fn all(&self) {
-        let _asked = self.asked.lock();
+        let shutdown = self.shutdown.lock();
         self.workers.iter().chain([&self.sleepers]).for_each(|waiting| {
             waiting.notify_all();
         });
-        drop(_asked);
+        drop(shutdown);
         self.finished();
     }
 
     /// Sleeps that long, or until the end.
     pub fn sleep(&self, time: Duration) {
-        let mut asked = self.asked.lock();
-        if !asked.shutdown {
-            self.sleepers.wait_for(&mut asked, time);
+        let mut shutdown = self.shutdown.lock();
+        if !*shutdown {
+            self.sleepers.wait_for(&mut shutdown, time);
         }
     }
 

@@ -23,12 +23,12 @@ use std::{
 };
 
 use arc_swap::{ArcSwapOption, Guard};
-use parking_lot::{Mutex, RwLock};
 use smallvec::SmallVec;
 
 use crate::{
     dag::{memtable::Memtable, read::view::View, tree::Tree},
     db::engine::{joint::Joint, skip_ranges::SkipRanges, watch::Watched},
+    locks::{Mutex, RwLock},
     thread,
 };
 
@@ -89,6 +89,8 @@ pub(crate) struct SuperversionSlot {
     /// What the only reader since the last change has made for itself. Filled under the superversion's lock, and
     /// emptied with the slot.
     unpublished: Mutex<Option<Arc<View>>>,
+    /// There is one. Changed with it, under the superversion's lock: a writer takes no other where nobody reads.
+    has_unpublished: AtomicBool,
     /// How often the superversion has changed.
     changes: AtomicU64,
     reader: AtomicU64,
@@ -204,7 +206,10 @@ impl SuperversionSlot {
 
     fn replace(&self, fresh: Option<Arc<View>>) -> Old {
         let mut old = self.left_by_readers();
-        old.extend(self.unpublished.lock().take());
+        if self.has_unpublished.load(Ordering::Relaxed) {
+            self.has_unpublished.store(false, Ordering::Relaxed);
+            old.extend(self.unpublished.lock().take());
+        }
         // A swap is dear even if it changes nothing: it looks at marks of all threads of the process.
         let publishes = fresh.is_some();
         if self.published.swap(publishes, Ordering::Relaxed) || publishes {
@@ -269,6 +274,7 @@ impl SuperversionSlot {
         let fresh = Arc::new(superversion.view());
         if alone {
             *self.unpublished.lock() = Some(fresh.clone());
+            self.has_unpublished.store(true, Ordering::Relaxed);
         } else {
             self.published.store(true, Ordering::Relaxed);
             self.slot.store(Some(fresh.clone()));

@@ -25,9 +25,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
-
-use crate::waiting;
+use crate::{locks::Mutex, waiting};
 
 /// What a byte costs at half the pressure, in nanoseconds: 100 MB/s.
 const NANOS_PER_BYTE: f64 = 10.0;

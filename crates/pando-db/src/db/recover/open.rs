@@ -7,15 +7,13 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use parking_lot::{Mutex, RwLock};
-
 use crate::{
     dag::{
         memtable::Memtable,
         tree::{Limits, Tree, Versions},
     },
     db::{
-        admission::{edit_nodes, memory},
+        budget::{memory, space::edit_nodes},
         checkpoint::{store_page, table_root},
         engine::{
             Durable, Engine, EngineCounters,
@@ -31,6 +29,7 @@ use crate::{
     device::{BLOCK, Device, FailStop, InUse},
     error::{Error, Result},
     key::{Longest, Span},
+    locks::{Mutex, RwLock},
     node::{Body, Edge, Node},
     options::{CreateOptions, Options},
     space::Space,

@@ -29,8 +29,8 @@ use crate::{
             Engine,
             report::{Finding, Recovery},
         },
+        record::{self, Decoded, Missing},
         recover::tables::Tables,
-        write::record::{self, Decoded, Missing},
     },
     error::{Error, Result},
     key::{Span, join},
@@ -43,9 +43,6 @@ use crate::{
         superblock::{Slots, Superblock},
     },
 };
-
-/// Tables that may be there that are replayed and not flushed: each is a place to look for every reader.
-const MAX_BACKLOG_TABLES: usize = 32;
 
 /// A log that was read to its end.
 pub(crate) struct Recovered {
@@ -267,22 +264,6 @@ impl Engine {
     /// threads.
     pub(super) fn may_checkpoint_later(&self) -> bool {
         self.options.background && self.recovery.findings.is_empty() && self.recovery.notes.is_empty()
-    }
-
-    /// Flushes tables in memory while there are more than may wait for the threads in the background.
-    pub(super) fn flush_backlog(&self) -> Result<()> {
-        let most = if self.options.background { self.max_recovered() } else { 0 };
-        loop {
-            let waits = {
-                let superversion = self.superversion.read();
-                let bytes: usize = superversion.sealed.iter().map(|table| table.bytes()).sum();
-                !superversion.sealed.is_empty()
-                    && (superversion.sealed.len() > MAX_BACKLOG_TABLES || bytes as u64 > most)
-            };
-            if !waits || !self.flush_in_memory()? {
-                return Ok(());
-            }
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::{panic::resume_unwind, thread};
 use crate::{
     batch::{Batch, Op},
     dag::memtable::Memtable,
-    db::{engine::Engine, write::record::op_len},
+    db::{engine::Engine, record::op_len},
     error::Result,
     store::log::LogPos,
 };
@@ -22,6 +22,9 @@ const OP_BYTES: usize = 96;
 const MANY_TABLES: usize = 24;
 /// Part (1/n) of the budget that a table has at most which is larger than usual.
 const LARGE_TABLE_SHARE: u64 = 16;
+/// Tables that may be there that are replayed and not flushed: each is a place to look for every reader.
+const MAX_BACKLOG_TABLES: usize = 32;
+
 /// Threads that build tables at most.
 const MAX_THREADS: usize = 8;
 
@@ -121,5 +124,23 @@ impl Tables {
             engine.flush_backlog()?;
         }
         Ok(())
+    }
+}
+
+impl Engine {
+    /// Flushes tables in memory while there are more than may wait for the threads in the background.
+    pub(super) fn flush_backlog(&self) -> Result<()> {
+        let most = if self.options.background { self.max_recovered() } else { 0 };
+        loop {
+            let waits = {
+                let superversion = self.superversion.read();
+                let bytes: usize = superversion.sealed.iter().map(|table| table.bytes()).sum();
+                !superversion.sealed.is_empty()
+                    && (superversion.sealed.len() > MAX_BACKLOG_TABLES || bytes as u64 > most)
+            };
+            if !waits || !self.flush_in_memory()? {
+                return Ok(());
+            }
+        }
     }
 }

@@ -7,10 +7,10 @@
 //! sealed first, and the clone names what is below the next one. Beside that lock two kinds of batches read: one
 //! that expects values (`expect`), and one whose clones may make keys too long (`lengths`).
 //!
-//! A small write takes three locks, none of them over I/O: the superversion, in which the batch is applied, and
-//! inside it the log's buffer, into which its record is copied, and the slot of a view that a lone reader has made,
-//! before the table is changed and after it. While a sealed table waits to be flushed, a write takes the lock of
-//! the flusher's requests as well. The write reads all sizes that it compares with limits (of memory, of the log, of
+//! A small write takes two locks, neither of them over I/O: the superversion, in which the batch is applied, and
+//! inside it the log's buffer, into which its record is copied. It takes a third one where its thread, alone, has read
+//! since the last change (the slot of the view that was made for that), and where it is the first to ask the flusher
+//! for a sealed table. The write reads all sizes that it compares with limits (of memory, of the log, of
 //! the device) without a lock: their owners publish them with each change. A batch that expects values, and a store
 //! that is short of something, cost more.
 
@@ -23,10 +23,10 @@ use crate::{
     dag::memtable::{Memtable, range::TableRange},
     db::{
         engine::{Engine, superversion::Superversion},
+        record::{self, Encoded, op_len},
         write::{
             apply::{MAX_OWN_BYTES, apply_plain, clone_of},
             lengths::{Lengths, Proof, too_long},
-            record::{Encoded, op_len},
         },
     },
     error::{Error, Result},
@@ -39,7 +39,6 @@ mod apply;
 pub(crate) mod expect;
 mod join;
 mod lengths;
-pub(crate) mod record;
 
 /// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
 /// table is sealed before the batch.
@@ -386,4 +385,38 @@ fn check(batch: &Batch) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::{CreateOptions, Db, Options, device::MemDevice, locks::taken};
+
+    /// As the head of this file says.
+    #[test]
+    fn a_small_write_takes_two_locks() {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        Db::create(device.clone(), &CreateOptions::default(), &Options::default()).expect("memory");
+        let db = Db::open(device, Options::default()).expect("a store");
+        let locks_of_a_write = || {
+            let before = taken();
+            db.put("key", "value").expect("room");
+            taken() - before
+        };
+        locks_of_a_write();
+        assert!((0..100).all(|_| locks_of_a_write() == 2));
+        for _ in 0..10 {
+            db.get(b"key").expect("readable");
+            assert_eq!(locks_of_a_write(), 3, "a thread that also reads");
+            assert_eq!(locks_of_a_write(), 2);
+        }
+        // A table waits for the flusher, which can do nothing, and so is asked twice at most.
+        let held_up = db.engine().flushing.lock();
+        db.engine().seal();
+        let more: Vec<u32> = (0..1000).map(|_| locks_of_a_write()).filter(|locks| *locks != 2).collect();
+        assert!((1..=2).contains(&more.len()) && more.iter().all(|locks| *locks == 3), "{more:?}");
+        drop(held_up);
+        db.close().expect("room");
+    }
 }

@@ -14,12 +14,15 @@ use std::{
     sync::OnceLock,
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 
-use crate::device::direct::{
-    Raw,
-    buffers::{Aligned, BUFFER, Buffers},
-    gather, overlap,
+use crate::{
+    device::direct::{
+        Raw,
+        buffers::{Aligned, BUFFER, Buffers},
+        gather, overlap,
+    },
+    locks::Mutex,
 };
 
 /// Memory of writes that wait or are under way, in bytes: then a writer waits.

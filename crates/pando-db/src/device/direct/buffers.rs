@@ -12,7 +12,8 @@ use std::{
 };
 
 use memmap2::MmapMut;
-use parking_lot::Mutex;
+
+use crate::locks::Mutex;
 
 /// Bytes of the largest buffer: the longest direct request.
 pub(super) const BUFFER: usize = 1 << 20;

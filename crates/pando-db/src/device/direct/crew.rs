@@ -6,9 +6,12 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::Condvar;
 
-use crate::device::direct::{Raw, behind::Behind};
+use crate::{
+    device::direct::{Raw, behind::Behind},
+    locks::Mutex,
+};
 
 /// Requests that are in flight at a time: what a disk behind a network or with several channels needs to be busy.
 const THREADS: usize = 3;

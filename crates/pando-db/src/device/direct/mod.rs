@@ -23,7 +23,6 @@ use std::{
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2};
 
 use self::{
@@ -31,7 +30,10 @@ use self::{
     buffers::{BUFFER, Buffers},
     crew::Crew,
 };
-use crate::device::{BLOCK, counters::Counters, joined};
+use crate::{
+    device::{BLOCK, counters::Counters, joined},
+    locks::Mutex,
+};
 
 /// A file that was opened for direct requests.
 #[derive(Debug)]

@@ -31,6 +31,9 @@ pub use blob::{BlobPlacer, Group, Placed, owed};
 pub use reader::{Found, Replay};
 pub use writer::{AppendError, Log};
 
+/// How far a log is searched that was empty once, and to all appearances is empty still, in bytes.
+const EMPTY_SEARCH_BYTES: u64 = 1 << 20;
+
 /// Where a log lies.
 #[derive(Clone)]
 pub struct Region {

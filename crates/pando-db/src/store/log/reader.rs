@@ -15,7 +15,7 @@ use crate::{
     device::BLOCK,
     error::{Error, Result},
     store::log::{
-        BlobPlacer, Log, LogPos, Region,
+        BlobPlacer, EMPTY_SEARCH_BYTES, Log, LogPos, Region,
         guard::{self, FOOTER_BYTES, Footer},
         max_payload,
         record::{HEADER_BYTES, Header, record_len},
@@ -23,15 +23,13 @@ use crate::{
 };
 
 /// How much is read at once, in bytes.
-const READ_BYTES: u64 = 1 << 20;
+const READ_BYTES: u64 = EMPTY_SEARCH_BYTES;
 /// Payloads up to this many bytes stay in the memory into which they were read.
 const MAX_SHARED_BYTES: usize = 16 << 10;
 /// Laps of the log, a count, that repairs which are tried may read together.
 const REPAIR_LAPS: u64 = 16;
 /// Part (1/n) of the log that may lie unused behind its last record when it is opened.
 const MAX_GAP_SHARE: u64 = 4;
-/// How far a log is searched that was empty once, and to all appearances is empty still, in bytes.
-pub(super) const EMPTY_SEARCH_BYTES: u64 = READ_BYTES;
 
 /// A valid record.
 #[derive(Debug, Clone, PartialEq, Eq)]

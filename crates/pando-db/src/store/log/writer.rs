@@ -25,20 +25,20 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, MutexGuard};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
+    locks::Mutex,
     space::Extent,
     store::log::{
-        LogPos, Region,
+        EMPTY_SEARCH_BYTES, LogPos, Region,
         blob::{BlobPlacer, Group},
         buffer::{LogBuffer, LogSizes},
         guard::{self, Footer},
         max_payload,
-        reader::EMPTY_SEARCH_BYTES,
     },
     waiting,
 };

@@ -143,7 +143,7 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
-    use crate::db::admission::memory::most_pending;
+    use crate::db::budget::memory::most_pending;
 
     #[test]
     fn more_may_wait_where_the_cache_has_less_of_the_data() {

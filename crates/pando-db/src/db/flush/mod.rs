@@ -1,34 +1,38 @@
-//! Structural work: flushing sealed tables into the DAG, reclaiming what nothing refers to. Carrying deletes
-//! further is [`crate::db::background::gc`]'s.
+//! Structural work: flushing sealed tables into the DAG (here), reclaiming what nothing refers to (`reclaim`), and the
+//! edits that do both (`edit`).
 //!
-//! One at a time, under the `flushing` lock, each step bounded; the result is
-//! published at once.
-//!
-//! An edit asserts the invariants of all that it makes. What comes from the device is not trusted with that:
-//! it is checked as it is decoded, and as edges are followed, and gives errors. So an assertion that fails is
-//! a bug; nothing has been published then, and the store stops.
+//! One step at a time, under the `flushing` lock, each bounded; the result is published at once. A step that finds no
+//! room says so, and changes nothing: checkpoints, which give room, stand above.
 
 use std::sync::{Arc, atomic::Ordering};
 
-use parking_lot::MutexGuard;
-
 use crate::{
-    dag::{
-        edit::{Context, Edit},
-        memtable::build::MemtableBuild,
+    dag::memtable::build::MemtableBuild,
+    db::{
+        engine::{Engine, superversion::Superversion},
+        flush::edit::Room,
     },
-    db::engine::{Engine, FlushStep, Room, signal::Work, superversion::Superversion},
     error::{Error, Result},
-    node::NodeId,
     waiting,
 };
+
+pub(crate) mod edit;
+pub(crate) mod reclaim;
 
 /// Points, and bytes of them, that a waiting writer builds at once: a fraction of a millisecond.
 const BUILD_POINTS: usize = 512;
 const BUILD_BYTES: usize = 64 << 10;
 
-/// Nodes that one reclaim step takes out.
-pub(super) const RECLAIM_NODES: usize = 64;
+/// What a step of flushing came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum FlushStep {
+    /// There was nothing to do.
+    Nothing,
+    Done,
+    /// What is dirty has to be written first: with more of it there could be no space for that.
+    NoRoom,
+}
 
 impl Engine {
     /// Applies the oldest sealed table to the DAG.
@@ -98,6 +102,11 @@ impl Engine {
         Ok(FlushStep::Done)
     }
 
+    /// Notes that a table has found room.
+    fn note_not_stuck(&self) {
+        *self.counters.stuck_since.lock() = None;
+    }
+
     /// Takes a little off the flusher, for a writer that has to wait for it: builds some points of a table
     /// that will be its next, or goes on with that, into pages. `false` if there is nothing to do, or another
     /// writer does it. As long as values that came in bulk wait anywhere, no table is begun.
@@ -156,87 +165,6 @@ impl Engine {
         Ok(if done { FlushStep::Done } else { FlushStep::Nothing })
     }
 
-    /// The turn to change the DAG, with room for what an edit makes dirty: makes a checkpoint of what is dirty first
-    /// where that is short. The caller holds neither this nor `checkpointing`.
-    pub(super) fn turn_with_room(&self) -> Result<MutexGuard<'_, ()>> {
-        loop {
-            let turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-            if !self.is_tight()? {
-                return Ok(turn);
-            }
-            drop(turn);
-            self.checkpoint_nodes(|_| true)?;
-        }
-    }
-
-    /// Before more is made dirty: makes a checkpoint where that could fill the device, or where dirty nodes
-    /// have as much memory as they may.
-    pub fn make_way(&self) -> Result<()> {
-        if self.is_tight()? {
-            self.checkpoint()?;
-        }
-        if self.is_full_of_dirt() {
-            match self.checkpoint_nodes(Engine::is_full_of_dirt) {
-                // What can be flushed in memory is.
-                Ok(()) | Err(Error::NoSpace) => (),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    /// Brings the messages of memory and root further down by one bounded step. What an edit had to leave in the root
-    /// goes first: it would grow with every table.
-    pub fn flush_messages(&self) -> Result<FlushStep> {
-        match self.relieve_step()? {
-            FlushStep::Nothing => self.flush_step(),
-            other => Ok(other),
-        }
-    }
-
-    /// Whether there may be more to do after a step. Where it had no room, what is dirty is written.
-    pub fn goes_on(&self, step: FlushStep) -> Result<bool> {
-        if step == FlushStep::NoRoom {
-            self.checkpoint_nodes(|_| true)?;
-        }
-        Ok(step != FlushStep::Nothing)
-    }
-
-    /// Applies all sealed tables, with checkpoints between where they have to be.
-    pub fn flush_all(&self) -> Result<()> {
-        loop {
-            self.make_way()?;
-            let step = self.or_given_back(self.flush_messages())?;
-            if !self.goes_on(step)? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Applies all that is in memory now; the number of the newest batch among that.
-    pub fn flush_what_is_written(&self) -> Result<u64> {
-        let until = self.change(|superversion| {
-            superversion.seal();
-            superversion.active.msn
-        });
-        self.flush_until(until)?;
-        Ok(until)
-    }
-
-    /// Applies sealed tables in the same way until all batches up to `msn` are in the tree, or there are no more.
-    pub fn flush_until(&self, msn: u64) -> Result<()> {
-        loop {
-            self.make_way()?;
-            let mut step = self.relieve_step()?;
-            if step == FlushStep::Nothing && self.superversion.read().tree.msn < msn {
-                step = self.or_given_back(self.flush_step())?;
-            }
-            if !self.goes_on(step)? {
-                return Ok(());
-            }
-        }
-    }
-
     /// Applies all sealed tables without writing anything: for recovery, where the device may not be
     /// writable.
     pub fn flush_all_in_memory(&self) -> Result<()> {
@@ -253,139 +181,6 @@ impl Engine {
         };
         Ok(step != FlushStep::Nothing)
     }
-
-    /// Takes all nodes without references out of the store, also those that this frees, but none that others make
-    /// meanwhile: they could go on for ever.
-    pub fn reclaim_all(&self) -> Result<()> {
-        let end = self.next_id.load(Ordering::SeqCst);
-        while self.reclaim_before(end)? {}
-        Ok(())
-    }
-
-    /// Takes some nodes without references out of the store; `false` if there are none that can be.
-    pub fn reclaim_step(&self) -> Result<bool> {
-        self.reclaim_before(NodeId::MAX)
-    }
-
-    /// The same of nodes that have numbers below `end`.
-    fn reclaim_before(&self, end: NodeId) -> Result<bool> {
-        let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-        let some: Vec<NodeId> = {
-            let mut orphans = self.orphans.lock();
-            let some: Vec<_> = orphans.range(..end).copied().take(RECLAIM_NODES).collect();
-            some.iter().for_each(|id| {
-                orphans.remove(id);
-            });
-            some
-        };
-        if some.is_empty() {
-            return Ok(false);
-        }
-        let mut reclaimed = self.edit(|edit| edit.reclaim(&some), |_| ());
-        if reclaimed.as_ref().is_err_and(Error::is_damage) {
-            // One by one: a node that cannot be read leads nobody knows where, and stays with what it owns.
-            let one = |id| match self.edit(|edit| edit.reclaim(&[id]), |_| ()) {
-                Err(error) if error.is_damage() => Ok(()),
-                other => other,
-            };
-            reclaimed = some.iter().copied().try_for_each(one);
-        }
-        match &reclaimed {
-            Ok(()) => _ = self.counters.reclaimed.fetch_add(some.len() as u64, Ordering::Relaxed),
-            Err(_) => self.orphans.lock().extend(some),
-        }
-        reclaimed.map(|()| true)
-    }
-
-    /// Makes an edit and publishes it; made again if it came to something that cannot be read, and knows of
-    /// it the next time. [`Error::NoSpace`] if there would be no space for what is dirty then. The caller holds
-    /// `flushing`.
-    pub(crate) fn edit<T>(
-        &self,
-        work: impl FnMut(&mut Edit<'_>) -> Result<T>,
-        then: impl FnOnce(&mut Superversion),
-    ) -> Result<T> {
-        self.edit_with(&self.context(), work, then)
-    }
-
-    /// The same within other limits.
-    pub(crate) fn edit_with<T>(
-        &self,
-        cx: &Context<'_>,
-        work: impl FnMut(&mut Edit<'_>) -> Result<T>,
-        then: impl FnOnce(&mut Superversion),
-    ) -> Result<T> {
-        self.edit_in(cx, Room::Checked, work, then)
-    }
-
-    fn edit_in<T>(
-        &self,
-        cx: &Context<'_>,
-        room: Room,
-        mut work: impl FnMut(&mut Edit<'_>) -> Result<T>,
-        then: impl FnOnce(&mut Superversion),
-    ) -> Result<T> {
-        let base = self.superversion.read().tree.clone();
-        let _stop = StopOnPanic(self);
-        loop {
-            let mut edit = Edit::new(cx, &base);
-            let known = self.pager.damage_found();
-            let made = match work(&mut edit) {
-                Err(error) if error.is_damage() && self.pager.damage_found() > known => continue,
-                other => other?,
-            };
-            let changes = edit.finish();
-            if !changes.is_empty() {
-                self.publish(changes, room, then)?;
-            }
-            return Ok(made);
-        }
-    }
-
-    /// What a write leaves to do where no threads do it.
-    pub fn after_write(&self) -> Result<()> {
-        if self.options.background {
-            if self.views.sizes.sealed() > 0 {
-                self.signal.ask(Work::Flush);
-            }
-            return Ok(());
-        }
-        let result = self.maintain_inline();
-        if let Err(error) = &result {
-            // The batch itself is in; what failed is the store's own work.
-            self.fail("flush", error);
-        }
-        Ok(())
-    }
-
-    fn maintain_inline(&self) -> Result<()> {
-        self.flush_all()?;
-        self.reclaim_step()?;
-        if self.wants_checkpoint() {
-            self.checkpoint()?;
-        }
-        Ok(())
-    }
-
-    /// Stops the store, unless the failure is one that passes.
-    pub fn fail(&self, during: &str, error: &Error) {
-        if !matches!(error, Error::NoSpace) {
-            self.stop(during, error);
-        }
-    }
-}
-
-/// Stops the store if an edit panics: an assertion says that this code is wrong, or a merge function does not
-/// keep its word. Nothing has been published, and what is durable stays as it is.
-struct StopOnPanic<'a>(&'a Engine);
-
-impl Drop for StopOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.log.stop("an edit of the DAG panicked: this is a bug, or a merge function has one".into());
-            self.0.signal.all();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -396,35 +191,6 @@ mod tests {
 
     use super::*;
     use crate::{Batch, CreateOptions, Db, Options, device::MemDevice};
-
-    /// Whoever takes out all nodes does not wait for those who free more and more: their nodes are newer.
-    #[test]
-    fn nodes_that_are_freed_meanwhile_are_left_to_the_next() {
-        let device = Arc::new(MemDevice::new(64 << 20));
-        let options = Options { background: false, ..Options::default() };
-        Db::create(device.clone(), &CreateOptions::default().node_size(4 << 10), &options).expect("memory");
-        let db = Db::open(device, options).expect("a store");
-        let write = |tree: &str| {
-            (0..4_000).for_each(|i| db.put(format!("{tree}/{i:05}"), vec![7; 400]).expect("room"));
-            db.checkpoint().expect("room");
-        };
-        write("old");
-        let engine = db.engine();
-        let end = engine.next_id.load(Ordering::SeqCst);
-        write("new");
-        let mut batch = Batch::new();
-        batch.delete_prefix("old/").delete_prefix("new/");
-        db.write(batch).expect("room");
-        db.checkpoint().expect("room");
-        let newer = || engine.orphans.lock().range(end..).count();
-        let before = newer();
-        assert!(before > 0 && engine.orphans.lock().first().is_some_and(|id| *id < end), "nodes of both");
-        while engine.reclaim_before(end).expect("readable") {}
-        assert!(engine.orphans.lock().first().is_some_and(|id| *id >= end) && newer() >= before);
-        engine.reclaim_all().expect("readable");
-        assert!(engine.orphans.lock().is_empty());
-        assert!(db.check().expect("readable").findings.is_empty());
-    }
 
     /// The flusher is held up, so that tables wait; writers build what they like, also none of one or all of
     /// the next.

@@ -97,7 +97,7 @@ pub(crate) fn encode_borrowed(ops: &[Op], threshold: usize) -> (Bytes, Vec<(Byte
 }
 
 /// Bytes of operations with all their values, at most.
-pub(super) fn most_bytes(ops: &[Op]) -> usize {
+pub(crate) fn most_bytes(ops: &[Op]) -> usize {
     ops.iter().map(|op| op_len(op) + OP_BYTES).sum()
 }
 

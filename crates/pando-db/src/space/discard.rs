@@ -122,6 +122,7 @@ impl Space {
         };
         let done = self.device.discard(piece.offset, piece.len);
         let mut state = self.state();
+        assert!(state.discarding >= piece.len, "a discard ends that was not counted");
         state.discarding -= piece.len;
         match done {
             Ok(true) => {
@@ -188,6 +189,10 @@ impl SpaceState {
             Was::Backed => self.discards.turn = end,
             Was::Stale => (),
         }
+        assert!(
+            piece.len > 0 && self.free.contains(piece.offset, piece.len),
+            "bytes in use are to be discarded"
+        );
         self.remove(piece.offset, piece.len);
         self.discarding += piece.len;
     }

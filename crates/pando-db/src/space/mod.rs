@@ -309,7 +309,9 @@ impl Space {
     /// Bytes owned by extents.
     pub fn used_bytes(&self) -> u64 {
         let state = self.state();
-        state.end - self.start - state.free.total() - state.discarding
+        let unused = state.free.total() + state.discarding;
+        assert!(unused <= state.end - self.start, "more space is free than there is");
+        state.end - self.start - unused
     }
 
     /// Adds `[end, new_end)` after the device has grown. `new_end` is a multiple of [`BLOCK`].
@@ -517,6 +519,10 @@ impl SpaceState {
     fn take(&mut self, len: u64) -> Option<u64> {
         let follows = self.backed.starting_at(self.cursor) >= len;
         let offset = if follows { self.cursor } else { self.backed.find(len)? };
+        assert!(
+            offset.is_multiple_of(BLOCK) && offset + len <= self.end,
+            "space beside the data region is taken"
+        );
         self.remove(offset, len);
         self.allocated += len;
         self.cursor = offset + len;

@@ -102,6 +102,7 @@ impl Bulk {
             _ => false,
         };
         let n = candidate.entries.len();
+        assert_eq!(candidate.page.count as usize, n, "a page of values holds others than are known of it");
         (points.len() >= n && candidate.entries.iter().zip(points).all(same))
             .then(|| (candidate.page.clone(), n))
     }
@@ -337,6 +338,7 @@ impl Writer<'_> {
             Err(Error::NoSpace) => return Ok(false),
             Err(error) => return Err(error),
         };
+        assert!(extent.len >= len as u64, "pages of values reach beyond their extent");
         let rest = &ZEROS[..len.next_multiple_of(BLOCK as usize) - len];
         let bytes = placed.iter().map(|(_, _, bytes)| &bytes[..]);
         let bufs: Vec<_> = bytes.chain([rest]).map(IoSlice::new).collect();

@@ -146,7 +146,11 @@ impl InFlight {
     pub fn taken(&self, key: &CacheKey) {
         let mut state = self.state.lock();
         if let Some(Slot::Ahead { page, .. }) = state.slots.get(key) {
-            self.held.fetch_sub(page.memory() as u64, Relaxed);
+            let bytes = page.memory() as u64;
+            assert!(
+                self.held.fetch_sub(bytes, Relaxed) >= bytes,
+                "a page read ahead goes and was not counted"
+            );
             state.slots.remove(key);
         }
     }
@@ -178,7 +182,9 @@ impl InFlightState {
         let key = self.passing.pop_front()?;
         match self.slots.remove(&key) {
             Some(Slot::Passing(page)) => {
-                self.passing_bytes -= page.memory() as u64;
+                let bytes = page.memory() as u64;
+                assert!(self.passing_bytes >= bytes, "a page that was asked for goes and was not counted");
+                self.passing_bytes -= bytes;
                 Some(page)
             }
             _ => unreachable!("what stays is taken out here only"),

@@ -41,7 +41,8 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.out.fetch_sub(self.bytes.len() as u64, Relaxed);
+        let bytes = self.bytes.len() as u64;
+        assert!(self.out.fetch_sub(bytes, Relaxed) >= bytes, "memory comes back that was not lent");
     }
 }
 
@@ -59,6 +60,7 @@ impl Lender {
             return None;
         }
         let bytes = self.device.read_lent(first.at, len as usize).ok()??;
+        assert_eq!(bytes.len() as u64, len, "the device lends other memory than it was asked for");
         self.out.fetch_add(len, Relaxed);
         let all = Bytes::from_owner(Lent { bytes, out: self.out.clone() });
         let piece = |wanted: &Wanted<'_>| {

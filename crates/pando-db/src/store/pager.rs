@@ -193,6 +193,7 @@ impl Pager {
         let step = (budget / WORTH_TELLING).max(1);
         let rows = self.rows.weight().next_multiple_of(step).min(budget / ROW_SHARE);
         let ahead = self.in_flight.held().next_multiple_of(step).min(budget / 2);
+        assert!(rows + ahead <= budget, "parts of the cache have more than its budget");
         self.row_bytes.store(rows, Ordering::Relaxed);
         self.ahead_bytes.store(ahead, Ordering::Relaxed);
         self.cache.set_capacity(budget - rows - ahead);
@@ -497,6 +498,7 @@ impl Pager {
             Ok(stored) => stored.into_iter().map(Some).collect(),
             Err(_) => wanted.iter().map(|w| self.read(w.at, w.segment.len).ok()).collect(),
         };
+        assert_eq!(stored.len(), wanted.len(), "other pages are copied than were asked for");
         let given = |(wanted, stored): (&Wanted<'_>, Option<Bytes>)| {
             if stored.as_ref().is_none_or(|stored| xxh3_64(stored) != wanted.segment.sum) {
                 self.unreadable.note(wanted.key);
@@ -524,6 +526,7 @@ impl Pager {
         };
         let is_lent = lent.is_some();
         let Ok(pieces) = lent.map_or_else(|| self.read_apart(wanted), Ok) else { return Vec::new() };
+        assert_eq!(pieces.len(), wanted.len(), "a request gives other pages than it was asked for");
         let parse = |(wanted, stored): (&Wanted<'_>, Bytes)| {
             let Wanted { page, segment, key, at } = wanted;
             let parsed = node_codec::load_page(page, *segment, stored, *at).ok()?;
@@ -569,6 +572,7 @@ impl Pager {
         let filled = buffers.iter_mut().filter(|buffer| !buffer.is_empty());
         let mut filled: Vec<IoSliceMut<'_>> = filled.map(|buffer| IoSliceMut::new(buffer)).collect();
         self.device.read_vectored_at(first.at, &mut filled).map_err(|e| Error::io("read", first.at, e))?;
+        assert_eq!(buffers.len(), 2 * wanted.len(), "pages that are read have other buffers than they need");
         Ok(buffers.into_iter().skip(1).step_by(2).map(Bytes::from).collect())
     }
 

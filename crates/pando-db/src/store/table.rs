@@ -178,8 +178,10 @@ impl Table {
         }
         let shared = entry.as_ref().is_some_and(Entry::is_shared);
         let before = set_in(&mut self.root, self.depth - 1, id, entry);
+        let was_shared = before.is_some_and(|entry| entry.is_shared());
         self.shared += u64::from(shared);
-        self.shared -= u64::from(before.is_some_and(|entry| entry.is_shared()));
+        assert!(self.shared >= u64::from(was_shared), "a shared node goes that was not counted");
+        self.shared -= u64::from(was_shared);
         if self.root.is_none() {
             self.depth = 0;
         }
@@ -358,6 +360,7 @@ fn persist_page(
     }
     assert!(!new.is_empty(), "an empty table page cannot be loaded");
     let bytes = encode_page(&new);
+    assert!(bytes.len() as u64 <= MAX_PAGE, "a table page too long to be loaded");
     let sum = xxh3_64(&bytes);
     let len = bytes.len() as u64;
     let extent = write(bytes)?;
@@ -410,7 +413,14 @@ fn encode_page(page: &TablePage) -> Bytes {
                 out.put_u32_le(entry.longest.encode());
                 out.put_u32_le(stored.header_len);
                 out.put_u64_le(stored.header_sum);
+                // What the loader refuses.
                 assert!(stored.parts.len() <= MAX_PARTS, "a node in too many pieces");
+                let fits = stored.parts.first().is_some_and(|own| u64::from(stored.header_len) <= own.len);
+                assert!(fits && stored.header_len > 0, "a node whose header is not in its first extent");
+                assert!(
+                    stored.header_len <= MAX_HEADER_BYTES,
+                    "a node whose header is too long to be loaded"
+                );
                 out.put_u8(stored.parts.len() as u8);
                 for part in &stored.parts {
                     out.put_u64_le(part.offset);

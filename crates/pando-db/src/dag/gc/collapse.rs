@@ -185,6 +185,8 @@ impl Edit<'_> {
             }
         };
         assert!(node.height < old.height, "a node that is to become lower does not");
+        assert!(node.height >= least, "a node becomes lower than the Gotos above it allow");
+        assert_eq!(node.span, old.span, "a node that becomes lower holds other keys");
         self.put_pruned(id, node)?;
         for above in referrers {
             self.check_gotos(*above)?;
@@ -218,12 +220,18 @@ impl Edit<'_> {
     /// take no more space than what would go with what it is now.
     fn in_place_of(&self, id: NodeId, least: u8, met: &mut Gathering) -> Result<Option<Pieces>> {
         let node = self.load(id)?;
+        let whole = node.span.clone();
         if node.height < LEAST_LEVELS.max(least.saturating_add(1)) {
             return Ok(None);
         }
         met.meet(id, &node);
         let Some(run) = self.gathered(&node, met)? else { return Ok(None) };
         let pieces = self.split_if_large(Node { height: 0, span: node.span, body: Body::Leaf(run) })?;
+        assert!(pieces.iter().all(|piece| piece.height == 0), "what is gathered is no leaf");
+        let (first, last) = (pieces.first(), pieces.last());
+        let covers = first.is_some_and(|first| first.span.lo == whole.lo)
+            && last.is_some_and(|last| last.span.hi == whole.hi);
+        assert!(covers, "leaves in the place of a node hold other keys");
         let above = if pieces.len() > 1 || least > 0 { BLOCK_BYTES } else { 0 };
         let made = pieces.iter().map(on_device).sum::<usize>() + above;
         Ok((made <= self.bytes_that_go(id, met)?).then_some(pieces))
@@ -292,7 +300,9 @@ impl Edit<'_> {
         let mut bytes = 0;
         // All that refers to a node is higher.
         for (_, at) in order {
-            let goes = at == id || lost.get(&at).is_some_and(|lost| *lost == self.count(at));
+            let references = lost.get(&at).copied().unwrap_or(0);
+            assert!(references <= self.count(at), "node {at} has fewer references than were met");
+            let goes = at == id || references > 0 && references == self.count(at);
             let Some((below, own)) = met.met.get(&at).filter(|_| goes) else { continue };
             bytes += own;
             below.iter().for_each(|child| *lost.entry(*child).or_default() += 1);

@@ -26,7 +26,7 @@ use crate::{
     key::{Lens, Span, Spans},
     node::{
         Body, Edge, Node, NodeId, PageRef, Target,
-        ranged::{clip, cut},
+        ranged::{are_apart, clip, cut},
     },
     store::table::Table,
 };
@@ -199,6 +199,8 @@ impl Edit<'_> {
                 join_empty(edges);
             }
         }
+        assert!(node.bytes() <= old.bytes(), "a node is larger than before it was pruned");
+        assert!(are_apart(shown), "parts of a node that are shown overlap");
         if cfg!(debug_assertions) {
             assert_shows_the_same(&old, &node, shown);
         }

@@ -89,6 +89,8 @@ impl Edit<'_> {
                 false => walk.which != Tombstones::Worthwhile && self.leads_to_nothing(edge)?,
             };
             if wanted {
+                let ascends = walk.found.last().is_none_or(|last| *last <= key) && *walk.from <= key;
+                assert!(ascends, "a walk for deletes goes back");
                 walk.found.push(key);
             }
             let Some(target) = edge.child.as_ref().filter(|_| private) else { continue };
@@ -181,6 +183,7 @@ impl Edit<'_> {
         let (span, height) = (node.span.clone(), node.height);
         let Body::Interior(edges) = &mut node.body else { return Ok(false) };
         let Some(edge) = edges.get_mut(i) else { return Ok(false) };
+        assert!(self.leads_to_nothing(edge)?, "a child that shows something is taken off its edge");
         (edge.child, edge.loose) = (None, false);
         edge.drop_idle();
         *edges = self.joined(std::mem::take(edges), &span, height)?;

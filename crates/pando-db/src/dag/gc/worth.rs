@@ -176,7 +176,9 @@ fn covered_bytes(page: &PageRef, span: &Span) -> usize {
         return raw;
     }
     let entry = raw / (page.count as usize).max(1);
-    ((share(&first, &last, span) * raw as f64) as usize).max(entry)
+    let bytes = ((share(&first, &last, span) * raw as f64) as usize).max(entry);
+    assert!(bytes <= raw, "a part of a page is larger than the page");
+    bytes
 }
 
 /// Bytes of keys, behind what they have in common, that a guess looks at.

@@ -205,7 +205,8 @@ impl Memtable {
                 self.insert_update(piece);
             }
         }
-        assert!(self.points_in(&range.span).next().is_none(), "a point under a newer range message");
+        // What was cut out of older ones is put in again, beside the range.
+        assert!(self.ranges_in(&range.span).is_empty(), "a range message under a newer one");
         assert!(self.updates_in(&range.span).is_empty(), "an update under a newer range message");
         self.insert_range(range);
     }
@@ -219,6 +220,8 @@ impl Memtable {
     }
 
     fn remove_range(&mut self, range: &TableRange) {
+        let counted = self.bytes >= range_bytes(range) && (range.is_delete() || self.clones > 0);
+        assert!(counted, "a range message goes that was not counted");
         self.bytes -= range_bytes(range);
         self.clones -= usize::from(!range.is_delete());
         let removed = self.ranges.remove(&range.span.lo);
@@ -281,6 +284,7 @@ impl Memtable {
     }
 
     fn remove_update(&mut self, update: &UpdateMsg) {
+        assert!(self.update_bytes >= update.bytes(), "an update goes that was not counted");
         self.bytes -= ENTRY_BYTES + update.bytes();
         self.update_bytes -= update.bytes();
         let removed = self.updates.remove(&update.span.lo);

@@ -70,6 +70,10 @@ impl Scanner<'_> {
     /// The first (or last) segment of `range`, which must not be empty.
     pub fn segment(&mut self, range: Span, direction: Direction) -> Result<(Span, ScanSegment)> {
         let (view, pager) = (self.view, self.pager);
+        let begins = match direction {
+            Direction::Forward => Some(range.lo.clone()),
+            Direction::Backward => range.hi.clone(),
+        };
         let mut descent = Descent::new(view, pager, self.readahead, direction, range, Lens::identity());
         let mut next = descent.through_tables();
         while let NextStep::Node(id) = next {
@@ -83,6 +87,11 @@ impl Scanner<'_> {
             };
         }
         let segment = descent.segment.clone();
+        let follows = match direction {
+            Direction::Forward => begins.as_ref() == Some(&segment.lo),
+            Direction::Backward => begins == segment.hi,
+        };
+        assert!(follows && !segment.is_empty(), "a scan leaves keys out");
         Ok((segment, ScanSegment::new(descent.merge_sources())))
     }
 

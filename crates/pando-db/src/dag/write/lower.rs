@@ -73,7 +73,7 @@ impl Edit<'_> {
     pub(crate) fn lower_node(&mut self, id: NodeId, least: u8, wide: bool) -> Result<bool> {
         let limits = self.cx.limits;
         let mut node = self.load(id)?;
-        let high = node.height;
+        let (high, span) = (node.height, node.span.clone());
         let factor = if wide { WIDE_FACTOR } else { 1 };
         let mut taken = Vec::new();
         loop {
@@ -106,6 +106,7 @@ impl Edit<'_> {
         if node.height >= high {
             return Ok(false);
         }
+        assert_eq!(node.span, span, "a node that is lowered holds other keys");
         self.put_pruned(id, node)?;
         self.reclaim(&taken)?;
         Ok(true)

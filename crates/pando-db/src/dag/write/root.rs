@@ -127,8 +127,10 @@ impl Edit<'_> {
             let mut top = self.load(self.root)?;
             // Some parts may have sunk further than others.
             top.height = top.height.max(parts.iter().map(|(_, part)| part.height).max().unwrap_or(0) + 1);
+            let before = parts.len();
             let top = self.attach(top, 0, parts)?;
             parts = self.parts(Some(self.root), top)?;
+            assert!(parts.len() < before, "a level above the root does not make it narrower");
         }
         if let Some((_, root)) = parts.pop() {
             self.put(self.root, root)?;
@@ -301,6 +303,7 @@ impl Edit<'_> {
             let Some(i) = covering(&node) else { return Ok(()) };
             let Some(target) = &node.edges()[i].child else { return Ok(()) };
             wanted = Lens::of_edge(&node.edge_span(i), &target.prepend).apply_span(&wanted);
+            assert!(self.height(target.id)? < node.height, "a way down leads to a node that is not below");
             id = target.id;
             if !self.is_private(id) {
                 return Ok(());

@@ -59,6 +59,11 @@ impl Superversion {
         if !self.active.is_empty() {
             let before = self.sealed.back().map_or(self.tree.msn, |table| table.msn);
             assert!(before < self.active.first_msn, "a table is sealed that is not newer than those before");
+            let ends = self.sealed.back().map_or(self.tree.log_end, |table| table.log_end);
+            assert!(
+                ends.pos <= self.active.log_end.pos,
+                "a table is sealed that ends before others in the log"
+            );
             let next = Memtable::new(self.active.msn, self.active.log_end);
             self.sealed.push_back(Arc::new(std::mem::replace(&mut self.active, next)));
         }

@@ -108,7 +108,9 @@ impl LogBuffer {
         self.end = last.before;
         self.msn -= 1;
         let own = self.values.split_off(self.values.len() - last.values);
-        self.value_bytes -= own.iter().map(|(_, value)| value.len()).sum::<usize>();
+        let bytes = own.iter().map(|(_, value)| value.len()).sum::<usize>();
+        assert!(bytes <= self.value_bytes, "values go that were not counted");
+        self.value_bytes -= bytes;
         self.owed -= last.owed;
     }
 
@@ -126,7 +128,9 @@ impl LogBuffer {
             self.head = footer.end();
             self.taken = (self.msn, self.end.chain);
         }
-        let complete = if self.values.is_empty() { self.msn } else { self.first_aside - 1 };
+        let aside = if self.values.is_empty() { self.msn + 1 } else { self.first_aside };
+        assert!((1..=self.msn + 1).contains(&aside), "values wait for a record that was not appended");
+        let complete = aside - 1;
         (buffer, footer, complete)
     }
 
@@ -156,6 +160,8 @@ impl LogBuffer {
     /// Keeps extents until the log is truncated behind its present end.
     pub fn keep(&mut self, extents: impl IntoIterator<Item = Arc<Extent>>) {
         for extent in extents {
+            let ascends = self.held.back().is_none_or(|(pos, _)| *pos <= self.end.pos);
+            assert!(ascends, "extents are kept for records out of order");
             self.held_bytes += extent.len;
             self.held.push_back((self.end.pos, extent));
         }

@@ -124,6 +124,9 @@ impl Checker<'_> {
             Err(error) => return self.problem(id, error.to_string()),
         };
         self.report.nodes += 1;
+        if id == self.tree.root && handle.node.span != Span::all() {
+            self.problem(id, "it is the root and does not hold all keys".into());
+        }
         for part in handle.home.iter().flat_map(|home| &home.parts) {
             if part.is_scattered()
                 && self.directories.insert(part.offset)
@@ -163,6 +166,10 @@ impl Checker<'_> {
         }
         if let Some(target) = &edge.child {
             self.check_target(id, &live, target, node.height);
+        }
+        // It only takes space: no fault of a store, but one of the code that let it stay.
+        if cfg!(any(test, feature = "sim")) && edge.holds_idle_update() {
+            self.problem(id, format!("an update of edge {i} waits where no key can have a value"));
         }
         if edge.layers.windows(2).any(|w| w[0].newest > w[1].newest) {
             self.problem(id, format!("layers of edge {i} are out of order"));

@@ -56,6 +56,11 @@ impl Layer {
         let updates = without_deleted(compose(&below, &self.updates, merge), &ranges);
         assert!(are_apart(&ranges), "range messages of one layer overlap");
         assert!(are_apart(&updates), "updates of one layer overlap");
+        let (some, most) = (self.run.entries(), self.run.entries() + older.run.entries());
+        assert!(
+            (some..=most).contains(&run.entries()),
+            "points are lost or made where two layers are merged"
+        );
         Ok(Layer { newest: self.newest, ranges, updates, run })
     }
 
@@ -170,6 +175,19 @@ impl Edge {
             }
             self.layers.remove(0);
         }
+    }
+
+    /// True if an update waits where no key can have a value: over a RangeDelete of its layer, or above nothing. It
+    /// does no harm, and takes space until it is flushed.
+    pub fn holds_idle_update(&self) -> bool {
+        let is_idle = |layer: &Layer| {
+            let over =
+                |update: &UpdateMsg| layer.ranges_meeting(&update.span).iter().any(|r| r.target.is_none());
+            layer.updates.iter().any(over)
+        };
+        let oldest = self.layers.first().filter(|_| self.child.is_none());
+        oldest.is_some_and(|layer| layer.ranges.is_empty() && !layer.updates.is_empty())
+            || self.layers.iter().any(is_idle)
     }
 
     /// Adds layers whose keys are none of those in the present layers.

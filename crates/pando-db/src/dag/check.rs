@@ -1,4 +1,4 @@
-//! The checker: every invariant of a version of the DAG, on disk or in memory.
+//! The checker: the invariants of a version of the DAG that `docs/invariants.md` marks with C, on disk or in memory.
 //!
 //! Verifies: every header and page on the device against its checksum, whatever is cached, the pages of the translation
 //! table, and the directories of scattered extents; order

@@ -31,7 +31,7 @@ use std::{
 use parking_lot::{Mutex, MutexGuard};
 
 use self::free::FreeRanges;
-pub use self::{discard::Discarding, scattered::MAX_RANGES};
+pub use self::{discard::Discarding, scattered::MAX_EXTENT_RANGES};
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
@@ -262,7 +262,7 @@ impl Space {
         if let Some(offset) = take() {
             return Ok(offset);
         }
-        let _turn = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
+        let _raising = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
         loop {
             // Others may have backed or freed something since.
             if let Some(offset) = take() {
@@ -331,7 +331,7 @@ impl Space {
         if self.backed_now.load(Relaxed) >= bytes {
             return Ok(true);
         }
-        let _turn = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
+        let _raising = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
         self.back_total(bytes)
     }
 
@@ -364,23 +364,6 @@ impl Space {
     /// Free bytes that the device has promised.
     pub fn backed_bytes(&self) -> u64 {
         self.state().backed.total()
-    }
-
-    #[cfg(test)]
-    /// Asserts that the lists of free bytes agree, while nothing is under discard.
-    pub fn check_lists(&self) {
-        let state = self.state();
-        assert_eq!(state.discarding, 0);
-        assert_eq!(state.free.total(), state.backed.total() + state.raw.total());
-        let parts = state.backed.iter().chain(state.raw.iter());
-        assert!(parts.into_iter().all(|(offset, len)| state.free.contains(offset, len)));
-        assert!(
-            state
-                .backed
-                .iter()
-                .all(|(offset, len)| state.raw.next_from(offset).is_none_or(|r| r.0 >= offset + len))
-        );
-        assert!(state.stale.iter().all(|(offset, len)| state.raw.contains(offset, len)));
     }
 
     #[cfg(test)]

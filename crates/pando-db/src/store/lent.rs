@@ -18,7 +18,7 @@ use bytes::Bytes;
 use crate::{device::Device, store::page_id::Wanted};
 
 /// Most memory that is lent at a time, in bytes.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_LENT_BYTES: u64 = 64 << 20;
 
 /// Reads into memory of the device.
 pub(super) struct Lender {
@@ -56,7 +56,7 @@ impl Lender {
     pub fn read(&self, wanted: &[Wanted<'_>], most: u64) -> Option<Vec<Bytes>> {
         let (first, last) = (wanted.first()?, wanted.last()?);
         let len = last.end() - first.at;
-        if self.out.load(Relaxed) + len > most.min(MOST_BYTES) {
+        if self.out.load(Relaxed) + len > most.min(MAX_LENT_BYTES) {
             return None;
         }
         let bytes = self.device.read_lent(first.at, len as usize).ok()??;

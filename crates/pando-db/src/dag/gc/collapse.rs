@@ -31,14 +31,14 @@ use crate::{
 };
 
 /// Nodes that are read for one that is looked at.
-const MOST_READ_NODES: usize = 256;
+const MAX_READ_NODES: usize = 256;
 /// Nodes that refer to one that is changed: each is looked at once more then.
-const MOST_REFERRERS: usize = 64;
+const MAX_REFERRER_NODES: usize = 64;
 /// Most bytes that are gathered, if as many leaves as a node has edges hold more.
-const MOST_BYTES: usize = 512 << 10;
+const MAX_GATHERED_BYTES: usize = 512 << 10;
 /// Least height of a node that is worth a look, in levels.
-const LEAST_LEVELS: u8 = 2;
-/// What a node takes on the device is a multiple of so many bytes.
+const MIN_COLLAPSE_LEVELS: u8 = 2;
+/// Bytes of a block: what a node takes on the device is a multiple of it.
 const BLOCK_BYTES: usize = 4096;
 
 /// A node that can become lower, and all that refer to it.
@@ -69,7 +69,7 @@ impl Survey for CollapseSurvey {
         let mut read = 0;
         while read < nodes {
             let Some(((Reverse(height), id), above)) = self.queue.pop_first() else { return Ok(false) };
-            // What cannot be read refers to nobody knows what: its references will be missed when they are counted.
+            // What an unreadable node refers to is not known: its targets keep more references than are met here.
             let Some(node) = or_if_damaged(edit.peek(id).map(Some), None)? else { continue };
             read += 1;
             if !above.too_many {
@@ -89,13 +89,13 @@ impl Survey for CollapseSurvey {
                 let child = edge.child.iter().map(|target| (target, least));
                 for (target, least) in child.chain(gotos.map(|target| (target, 0))) {
                     let below = edit.height(target.id)?;
-                    if below < LEAST_LEVELS || below >= height {
+                    if below < MIN_COLLAPSE_LEVELS || below >= height {
                         continue;
                     }
                     let known = self.queue.entry((Reverse(below), target.id)).or_default();
                     known.least = known.least.max(least);
                     if known.nodes.last() != Some(&id) && !known.too_many {
-                        known.too_many = known.nodes.len() == MOST_REFERRERS;
+                        known.too_many = known.nodes.len() == MAX_REFERRER_NODES;
                         known.nodes.push(id);
                     }
                     if known.too_many {
@@ -128,8 +128,8 @@ struct Gathering {
 impl Gathering {
     fn new(edit: &Edit<'_>) -> Self {
         let limits = edit.cx.limits;
-        let left_bytes = (limits.fanout * limits.node).min(MOST_BYTES.max(limits.node / 2));
-        Self { left_bytes, left_nodes: MOST_READ_NODES, met: HashMap::new() }
+        let left_bytes = (limits.fanout * limits.node).min(MAX_GATHERED_BYTES.max(limits.node / 2));
+        Self { left_bytes, left_nodes: MAX_READ_NODES, met: HashMap::new() }
     }
 
     /// Counts bytes that were found; false if that is too many.
@@ -221,7 +221,7 @@ impl Edit<'_> {
     fn in_place_of(&self, id: NodeId, least: u8, met: &mut Gathering) -> Result<Option<Pieces>> {
         let node = self.load(id)?;
         let whole = node.span.clone();
-        if node.height < LEAST_LEVELS.max(least.saturating_add(1)) {
+        if node.height < MIN_COLLAPSE_LEVELS.max(least.saturating_add(1)) {
             return Ok(None);
         }
         met.meet(id, &node);

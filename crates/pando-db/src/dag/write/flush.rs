@@ -279,7 +279,7 @@ impl Edit<'_> {
                 id.map_or(Ok(()), |id| self.remove(id))?;
                 None
             } else {
-                let mut node = piece.lifted(part.common_prefix_len() - lift.head.len());
+                let mut node = piece.lifted(part.common_prefix_len() - lift.strip.len());
                 if node.height > 0 {
                     node = self.lowest(node)?;
                 }

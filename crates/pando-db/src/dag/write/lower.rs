@@ -37,10 +37,10 @@ impl Edit<'_> {
             return Ok(false);
         }
         let (mut id, mut least) = (self.root, 0);
-        let (mut passed, mut any) = (Vec::new(), false);
+        let (mut path, mut any) = (Vec::new(), false);
         while !self.is_large() && self.is_private(id) && self.height(id)? > most {
             any |= self.lower_node(id, least, true)?;
-            passed.push(id);
+            path.push(id);
             let node = self.peek(id)?;
             let mut tallest: Option<(u8, NodeId, u8)> = None;
             for edge in node.edges() {
@@ -54,7 +54,7 @@ impl Edit<'_> {
             let Some((_, child, floor)) = tallest else { break };
             (id, least) = (child, floor);
         }
-        self.lower_path(&passed)?;
+        self.lower_path(&path)?;
         Ok(any)
     }
 

@@ -245,9 +245,9 @@ impl Edit<'_> {
     /// Flushes everything that waits for `image` down to the lowest node that holds all of it, private copies
     /// of shared nodes on the way included; these are lowered then. Cost: one flush a level.
     fn push_down(&mut self, image: &Span) -> Result<()> {
-        let mut passed = Vec::new();
-        self.push_down_through(image, &mut passed)?;
-        self.lower_path(&passed)
+        let mut path = Vec::new();
+        self.push_down_through(image, &mut path)?;
+        self.lower_path(&path)
     }
 
     /// Puts nodes of a path from the root anew at the least height that their children allow: these may have
@@ -283,7 +283,7 @@ impl Edit<'_> {
     }
 
     /// Flushes what waits for `image`, as [`Edit::push_down`] says, and notes the nodes whose edges it flushes.
-    fn push_down_through(&mut self, image: &Span, passed: &mut Vec<NodeId>) -> Result<()> {
+    fn push_down_through(&mut self, image: &Span, path: &mut Vec<NodeId>) -> Result<()> {
         let mut id = self.root;
         let mut wanted = image.clone();
         loop {
@@ -296,7 +296,7 @@ impl Edit<'_> {
             if self.unreadable_at(&node, i)?.len() > 0 {
                 return Ok(());
             }
-            passed.push(id);
+            path.push(id);
             self.flush_edge(id, i)?;
             // The flush may have split the child, or merged it with its neighbour.
             let node = self.peek(id)?;

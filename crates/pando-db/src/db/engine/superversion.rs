@@ -32,9 +32,9 @@ use crate::{
     thread,
 };
 
-/// No thread has read since the last change.
+/// In the place of the number of a thread: none has read since the last change.
 const NOBODY: u64 = 0;
-/// More than one has.
+/// In the place of the number of a thread: more than one has read since the last change.
 const SEVERAL: u64 = u64::MAX;
 /// Changes without a reader after which views are published no more. Some, because a reader may not run for a
 /// millisecond, and finds no view then but in the superversion, whose lock a thread may hold that does not run

@@ -151,6 +151,8 @@ impl Edge {
             self.layers.truncate(self.layers.len() - 2);
             self.layers.push(merged);
         }
+        // The oldest one may have come to hold what another brought.
+        self.drop_idle();
         Ok(())
     }
 
@@ -185,8 +187,9 @@ impl Edge {
                 |update: &UpdateMsg| layer.ranges_meeting(&update.span).iter().any(|r| r.target.is_none());
             layer.updates.iter().any(over)
         };
+        let no_goto = |layer: &Layer| layer.ranges.iter().all(|range| range.target.is_none());
         let oldest = self.layers.first().filter(|_| self.child.is_none());
-        oldest.is_some_and(|layer| layer.ranges.is_empty() && !layer.updates.is_empty())
+        oldest.is_some_and(|layer| no_goto(layer) && !layer.updates.is_empty())
             || self.layers.iter().any(is_idle)
     }
 

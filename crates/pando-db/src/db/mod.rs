@@ -14,6 +14,8 @@ pub(crate) mod diff;
 pub(crate) mod engine;
 pub(crate) mod handle;
 pub(crate) mod recover;
+#[cfg(test)]
+mod tests;
 pub(crate) mod write;
 
 pub use api::{

@@ -8,7 +8,7 @@
 //!
 //! Guarantees: a read sees every write that has returned, or fails if that write failed; a flush returns when
 //! every write that has returned is durable, or fails, and all later flushes and writes with it,
-//! if one of them failed. Memory: [`behind::MOST_BYTES`] and a buffer for each request and for each that is lent
+//! if one of them failed. Memory: [`behind::MAX_QUEUED_BYTES`] and a buffer for each request and for each that is lent
 //! ([`Direct::read_lent`]), of which 16 are kept. May use: the file, threads. Knows nothing of the store.
 
 mod behind;

@@ -107,8 +107,8 @@ struct Activity {
     durable_msn: u64,
 }
 
-/// A turn that somebody has, as the flag in [`Activity`] says. Dropped only where its work panics: then others
-/// must not wait for the turn, and the log stops, since what was taken out of its buffer is lost.
+/// The right to write or to flush, as the flag in [`Activity`] says. Dropped only where its work panics: then others
+/// must not wait for it, and the log stops, since what was taken out of its buffer is lost.
 struct Leading<'a> {
     log: &'a Log,
     flag: fn(&mut Activity) -> &mut bool,

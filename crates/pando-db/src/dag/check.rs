@@ -167,10 +167,6 @@ impl Checker<'_> {
         if let Some(target) = &edge.child {
             self.check_target(id, &live, target, node.height);
         }
-        // It only takes space: no fault of a store, but one of the code that let it stay.
-        if cfg!(any(test, feature = "sim")) && edge.holds_idle_update() {
-            self.problem(id, format!("an update of edge {i} waits where no key can have a value"));
-        }
         if edge.layers.windows(2).any(|w| w[0].newest > w[1].newest) {
             self.problem(id, format!("layers of edge {i} are out of order"));
         }

@@ -7,12 +7,11 @@ use crate::{
         edit::{Context, Edit},
         tests::{
             LEFT, ROOT, edge, edit, interior, is_found, layer, leaf, pager, put, ranges, sound, span, tree,
-            updates,
         },
         tree::Limits,
     },
     merge::PatchMerge,
-    node::{Layer, Node},
+    node::Node,
 };
 
 #[test]
@@ -25,14 +24,6 @@ fn the_root_holds_all_keys() {
 fn a_root_of_some_keys_is_found_and_not_changed() {
     let root = Node { span: span("", "z"), ..interior(1, vec![edge("", Some(LEFT), vec![])]) };
     is_found(root, "it is the root and does not hold all keys");
-}
-
-#[test]
-fn updates_that_wait_for_nothing_are_found() {
-    let waits = "an update of edge 0 waits where no key can have a value";
-    is_found(interior(1, vec![edge("", None, vec![updates(&[("a", "d")])])]), waits);
-    let both = Layer { ranges: ranges(&[("c", "e", None)]).ranges, ..updates(&[("a", "d")]) };
-    is_found(interior(1, vec![edge("", Some(LEFT), vec![both])]), waits);
 }
 
 #[test]

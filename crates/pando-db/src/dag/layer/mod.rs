@@ -151,8 +151,6 @@ impl Edge {
             self.layers.truncate(self.layers.len() - 2);
             self.layers.push(merged);
         }
-        // The oldest one may have come to hold what another brought.
-        self.drop_idle();
         Ok(())
     }
 
@@ -177,20 +175,6 @@ impl Edge {
             }
             self.layers.remove(0);
         }
-    }
-
-    /// True if an update waits where no key can have a value: over a RangeDelete of its layer, or above nothing. It
-    /// does no harm, and takes space until it is flushed.
-    pub fn holds_idle_update(&self) -> bool {
-        let is_idle = |layer: &Layer| {
-            let over =
-                |update: &UpdateMsg| layer.ranges_meeting(&update.span).iter().any(|r| r.target.is_none());
-            layer.updates.iter().any(over)
-        };
-        let no_goto = |layer: &Layer| layer.ranges.iter().all(|range| range.target.is_none());
-        let oldest = self.layers.first().filter(|_| self.child.is_none());
-        oldest.is_some_and(|layer| no_goto(layer) && !layer.updates.is_empty())
-            || self.layers.iter().any(is_idle)
     }
 
     /// Adds layers whose keys are none of those in the present layers.

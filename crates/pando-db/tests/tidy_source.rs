@@ -1,6 +1,6 @@
 //! The source keeps its own rules: which room may import which, how long lines and files are (those of documents too),
-//! that every file says what it is for, that every number says what it counts, that a type has a name of its own, and
-//! that every file with tests is part of a program that runs them.
+//! that every file says what it is for, that every number says what it counts, that types and constants have names of
+//! their own, and that every file with tests is part of a program that runs them.
 //!
 //! Reads `src` of this crate, and of the crates above it in the workspace, as text. Modules for tests are left out of
 //! the import rules: they may use the whole crate.
@@ -31,7 +31,7 @@ mod uses;
 use crate::{
     engine_floors::{DAG, ROOMS},
     imports::{broken_floors, circles},
-    names::same_names,
+    names::{same_constants, same_names, without_unit},
     source::{Floors, Source},
 };
 
@@ -66,6 +66,19 @@ fn the_rules_find_what_breaks_them() {
         source("c.rs", "struct Pager;\n#[cfg(test)]\nmod tests {\n    struct Pages;\n}\n"),
     ];
     assert_eq!(same_names(&twice), ["Page: a.rs:1, b.rs:2"]);
+    let constants = [
+        source(
+            "a.rs",
+            "/// Most entries.\nconst MOST: u64 =\n    8;\nconst LEAST: u64 = 1;\npub const BYTES: u64 = 1;\n",
+        ),
+        source(
+            "b.rs",
+            "/// At a checkpoint.\nconst MOST: u64 = 9;\nimpl X {\n    const BYTES: u64 = 2;\n}\n",
+        ),
+    ];
+    assert_eq!(same_constants(&constants), ["MOST: a.rs:2, b.rs:2"]);
+    assert_eq!(without_unit(&constants[0]), ["a.rs:4: LEAST"]);
+    assert_eq!(without_unit(&constants[1]), ["b.rs:2: MOST"]);
 }
 
 /// Calls of methods, by whatever the receiver is known from, are uses; names of the same sound are none.

@@ -1,4 +1,4 @@
-//! The checker: every invariant of a version of the DAG, on disk or in memory.
+//! The checker: the invariants of a version of the DAG that `docs/invariants.md` marks with C, on disk or in memory.
 //!
 //! Verifies: every header and page on the device against its checksum, whatever is cached, the pages of the translation
 //! table, and the directories of scattered extents; order
@@ -124,6 +124,9 @@ impl Checker<'_> {
             Err(error) => return self.problem(id, error.to_string()),
         };
         self.report.nodes += 1;
+        if id == self.tree.root && handle.node.span != Span::all() {
+            self.problem(id, "it is the root and does not hold all keys".into());
+        }
         for part in handle.home.iter().flat_map(|home| &home.parts) {
             if part.is_scattered()
                 && self.directories.insert(part.offset)

@@ -103,6 +103,10 @@ impl Edit<'_> {
             let below = Span { lo: live.lo.clone(), hi: Some(middle.clone()) };
             parts = vec![below, Span { lo: middle, hi: live.hi.clone() }];
         }
+        let side_by_side = parts.is_sorted_by(|a, b| a.hi.as_ref() == Some(&b.lo));
+        let (first, last) = (parts.first().map(|part| &part.lo), parts.last().map(|part| &part.hi));
+        let covers = side_by_side && first == Some(&live.lo) && last == Some(&live.hi);
+        assert!(covers, "an edge that is parted around damage leaves keys out");
         let pager = self.cx.pager;
         let edges: Result<Vec<Edge>> = parts.iter().map(|part| edge.narrowed(&live, part, pager)).collect();
         or_if_damaged(edges.map(Some), None)

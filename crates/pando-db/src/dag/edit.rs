@@ -92,9 +92,12 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// An error if something that a node from the device refers to is not below it: nothing but other nodes
-    /// can tell.
+    /// An error if something that a node from the device refers to is not below it, or if the root holds a part of
+    /// the keys: the node alone does not tell.
     fn check_heights(&self, id: NodeId, node: &Node) -> Result<()> {
+        if id == self.root && node.span != Span::all() {
+            return Err(Error::corrupt("root node", 0, format!("it holds {:?} and not all keys", node.span)));
+        }
         for child in node.references() {
             if self.height(child)? >= node.height {
                 return Err(Error::corrupt("edge", 0, format!("node {child} is not below node {id}")));
@@ -205,6 +208,8 @@ impl<'a> Edit<'a> {
     /// Adds a node.
     pub fn create(&mut self, node: Node) -> NodeId {
         let id = self.cx.next_id.fetch_add(1, Ordering::Relaxed);
+        let is_new = !self.nodes.contains_key(&id) && self.base.get(id).is_none();
+        assert!(is_new, "number {id} is given to a second node");
         self.insert(id, node);
         id
     }
@@ -332,6 +337,7 @@ impl<'a> Edit<'a> {
             let Version::Changed(node) = version else { continue };
             assert_eq!(node.span.common_prefix_len(), 0, "all keys of node {id} begin alike");
             assert!(*id != self.root || node.height > 0, "the root is a leaf");
+            assert!(*id != self.root || node.span == Span::all(), "the root does not hold all keys");
         }
     }
 
@@ -459,6 +465,7 @@ impl Changes {
             }
             table.set(id, Some(Entry { count, ..entry }));
         }
+        assert!(table.get(self.root).is_some_and(|root| root.count > 0), "nothing refers to the root");
         Ok(orphans)
     }
 

@@ -67,7 +67,7 @@ pub(crate) fn longer_key(
 pub(crate) fn below_table(table: &Memtable, within: &Within) -> Vec<Within> {
     let mut below = Vec::new();
     pieces_below(table, &within.span, &Lens::identity(), within.most, |span, up| {
-        below.push(Within { span, most: (within.most + up.head.len()).saturating_sub(up.pre.len()) });
+        below.push(Within { span, most: (within.most + up.strip.len()).saturating_sub(up.prepend.len()) });
     });
     below
 }
@@ -93,7 +93,7 @@ fn pieces_below(table: &Memtable, span: &Span, up: &Lens, most: usize, mut piece
 
 /// True if a local key within this bound may have more than `most` bytes where it is seen.
 fn may_exceed(local: Longest, up: &Lens, most: usize) -> bool {
-    local.through(up.head.len(), up.pre.len()).exceeds(most)
+    local.through(up.strip.len(), up.prepend.len()).exceeds(most)
 }
 
 /// A node whose bound can be lower than it is: it was not written anew when what is below it changed.

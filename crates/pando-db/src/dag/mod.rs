@@ -10,6 +10,8 @@
 pub(crate) mod check;
 pub(crate) mod damage;
 pub(crate) mod edit;
+#[cfg(test)]
+mod edit_tests;
 pub(crate) mod gc;
 pub(crate) mod layer;
 pub(crate) mod longest;

@@ -26,11 +26,11 @@ use crate::{
     },
 };
 
-const ROOT: NodeId = 1;
-const LEFT: NodeId = 2;
+pub(super) const ROOT: NodeId = 1;
+pub(super) const LEFT: NodeId = 2;
 const RIGHT: NodeId = 3;
 
-fn span(lo: &str, hi: &str) -> Span {
+pub(super) fn span(lo: &str, hi: &str) -> Span {
     Span::new(lo.to_string(), (!hi.is_empty()).then(|| hi.to_string().into()))
 }
 
@@ -52,7 +52,7 @@ pub(super) fn interior(height: u8, edges: Vec<Edge>) -> Node {
     Node { height, span: Span::all(), body: Body::Interior(edges) }
 }
 
-fn layer(newest: u64, keys: &[&str]) -> Layer {
+pub(super) fn layer(newest: u64, keys: &[&str]) -> Layer {
     Layer { newest, run: run(keys), ..Layer::default() }
 }
 
@@ -64,18 +64,18 @@ pub(super) fn ranges(ranges: &[(&str, &str, Option<NodeId>)]) -> Layer {
     Layer { newest: 9, ranges: ranges.iter().map(message).collect(), ..Layer::default() }
 }
 
-fn updates(updates: &[(&str, &str)]) -> Layer {
+pub(super) fn updates(updates: &[(&str, &str)]) -> Layer {
     let message = |(lo, hi): &(&str, &str)| UpdateMsg { span: span(lo, hi), ops: [Bytes::from("op")].into() };
     Layer { newest: 9, updates: updates.iter().map(message).collect(), ..Layer::default() }
 }
 
 /// A root over two leaves that is as it should be.
-fn sound() -> Node {
+pub(super) fn sound() -> Node {
     interior(1, vec![edge("", Some(LEFT), vec![layer(5, &["b"])]), edge("m", Some(RIGHT), vec![])])
 }
 
 /// A tree with this root over two leaves, the second with so many references.
-fn tree(root: Node, references: u32) -> Tree {
+pub(super) fn tree(root: Node, references: u32) -> Tree {
     tree_of([(ROOT, 1, root), (LEFT, 1, leaf("", "m", &["a"])), (RIGHT, references, leaf("m", "", &["x"]))])
 }
 
@@ -89,12 +89,12 @@ fn tree_of(nodes: impl IntoIterator<Item = (NodeId, u32, Node)>) -> Tree {
     Tree { table, root: ROOT, msn: 9, log_end: LogPos::default(), versions: Versions::default() }
 }
 
-fn pager() -> Pager {
+pub(super) fn pager() -> Pager {
     Pager::new(Arc::new(MemDevice::new(1 << 20)), 1 << 20, 4096, Codec::None)
 }
 
 /// Puts a node in an edit over a sound tree.
-fn put(id: NodeId, node: Node, references: u32) {
+pub(super) fn put(id: NodeId, node: Node, references: u32) {
     let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
     let limits = Limits::new(4096, None);
     let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
@@ -110,7 +110,7 @@ fn findings(root: Node) -> String {
     problems.iter().map(|problem| format!("{}\n", problem.what)).collect()
 }
 
-fn is_found(root: Node, what: &str) {
+pub(super) fn is_found(root: Node, what: &str) {
     let found = findings(root);
     assert!(found.contains(what), "{what:?} is not among what was found:\n{found}");
 }

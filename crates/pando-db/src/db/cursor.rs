@@ -147,7 +147,7 @@ impl Cursor {
     /// Cost: the reads of a scan, by requests of up to 1 MiB from the first one on.
     pub fn read_ahead(&mut self, bytes: u64) -> Result<bool> {
         self.readahead = ScanReadahead::for_others();
-        while (self.readahead.passed() as u64) < bytes {
+        while (self.readahead.asked_bytes() as u64) < bytes {
             if self.advance(Direction::Forward)?.is_none() {
                 return Ok(false);
             }
@@ -238,7 +238,7 @@ impl Cursor {
         loop {
             if let Some(segment) = &mut segments[direction as usize] {
                 let found = scanner.advance(segment, direction)?;
-                match segment.take_passed(direction) {
+                match segment.take_skipped(direction) {
                     0 => (),
                     more => {
                         passed += more;

@@ -213,11 +213,16 @@ impl Db {
         self.engine().checkpoint()
     }
 
-    /// Frees the space of what was deleted, before it returns: flushes deletes that wait in the DAG to where they
-    /// free something, frees what nothing refers to any more, and makes checkpoints. The same is done in the
+    /// Does all work that is left from earlier writes, so that the space of what was deleted is free when it returns:
+    /// flushes deletes that wait in the DAG to where they free something, reclaims nodes that nothing refers to any
+    /// more, lowers a DAG that is too high, and makes checkpoints. Other stores call this compaction or vacuuming;
+    /// data that was not deleted is not written anew, and there is no need to call it: the same is done in the
     /// background when nothing has been written for a while, and before a write is refused for lack of space. Beside
-    /// others who go on writing it is about what was deleted before the call. Cost:
-    /// in proportion to what only the deleted trees own, and the headers of all interior nodes that are not cached.
+    /// other threads that go on writing it covers what was deleted before the call. Cost: in proportion to what only
+    /// the deleted trees own, and the headers of all interior nodes that are not cached.
+    #[doc(alias = "compact")]
+    #[doc(alias = "vacuum")]
+    #[doc(alias = "reclaim")]
     pub fn settle(&self) -> Result<()> {
         let engine = self.engine();
         engine.check_running()?;

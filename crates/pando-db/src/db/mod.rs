@@ -22,6 +22,8 @@ pub(crate) mod flush;
 pub(crate) mod handle;
 pub(crate) mod record;
 pub(crate) mod recover;
+#[cfg(test)]
+mod tests;
 pub(crate) mod write;
 
 pub use api::{

@@ -29,7 +29,7 @@ mod tag {
 }
 
 /// What an operation takes besides its keys and values, at most, bytes: its tag and the lengths of two fields.
-const OP_BYTES: usize = 12;
+const MAX_OP_HEAD_BYTES: usize = 12;
 
 /// Kind of a record that holds all of its batch.
 pub(crate) const WHOLE: u8 = 0;
@@ -98,7 +98,7 @@ pub(crate) fn encode_borrowed(ops: &[Op], threshold: usize) -> (Bytes, Vec<(Byte
 
 /// Bytes of operations with all their values, at most.
 pub(crate) fn most_bytes(ops: &[Op]) -> usize {
-    ops.iter().map(|op| op_len(op) + OP_BYTES).sum()
+    ops.iter().map(|op| op_len(op) + MAX_OP_HEAD_BYTES).sum()
 }
 
 /// True if the operation has a value that is set aside.

@@ -42,7 +42,7 @@ use crate::{
 };
 
 /// Buffers that Linux takes in one call (`IOV_MAX`).
-const MOST_BUFS: usize = 1024;
+const MAX_CALL_BUFFERS: usize = 1024;
 
 /// A locked regular file or block device.
 #[derive(Debug)]
@@ -115,8 +115,8 @@ impl FileDevice {
         Self::open_locked(path.as_ref(), read_only, false)
     }
 
-    /// Whether nobody may write to the file or block device at `path`, because the device, or the file system that the
-    /// file lies on, is set read-only.
+    /// Whether writes to the file or block device are refused at `path`, because the device, or the file system that
+    /// the file lies on, is set read-only.
     pub fn is_write_protected(path: impl AsRef<Path>) -> bool {
         let path = path.as_ref();
         match path.metadata() {
@@ -217,7 +217,7 @@ impl Device for FileDevice {
         let (mut at, mut rest) = (offset, bufs);
         IoSliceMut::advance_slices(&mut rest, 0);
         while !rest.is_empty() {
-            let now = rest.len().min(MOST_BUFS);
+            let now = rest.len().min(MAX_CALL_BUFFERS);
             match preadv(&self.file, &mut rest[..now], at) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(read) => {

@@ -1,9 +1,9 @@
 //! Who uses a device of this process: as locks on files keep other processes out, this keeps a second store of the same
 //! process out.
 //!
-//! Guarantees: of those who open one device value for writing, one has it, and of those who only read it any number.
-//! Two values over one medium are two devices here; for files there is the lock besides. Uses nothing but the addresses
-//! of devices.
+//! Guarantees: of the stores that open one device value for writing, one has it, and of those that only read it any
+//! number. Two values over one medium are two devices here; for files there is the lock besides. Uses nothing but
+//! the addresses of devices.
 
 use std::{
     collections::{BTreeMap, btree_map},

@@ -1,8 +1,8 @@
 //! Who uses an image: advisory locks on its file or block device, and on the file below a loop device.
 //!
-//! Guarantees: of those who open an image for writing, through its file or through a loop device over it, one has it,
-//! and of those who only read it any number. A loop device that begins elsewhere in its file is another image. Uses
-//! nothing but the kernel.
+//! Guarantees: of the stores that open an image for writing, through its file or through a loop device over it, one
+//! has it, and of those that only read it any number. A loop device that begins elsewhere in its file is another
+//! image. Uses nothing but the kernel.
 
 use std::{
     ffi::OsString,

@@ -82,8 +82,8 @@ pub trait Device: Send + Sync + 'static {
         }
         Ok(())
     }
-    /// The `len` bytes from `offset` on, read by one request into memory that the device lends: whoever keeps a part
-    /// of them keeps all of it. `None` if it has none, or not for so many bytes, and nothing was read.
+    /// The `len` bytes from `offset` on, read by one request into memory that the device lends: a caller that keeps
+    /// a part of them keeps all of it. `None` if it has none, or not for so many bytes, and nothing was read.
     fn read_lent(&self, _offset: u64, _len: usize) -> io::Result<Option<Bytes>> {
         Ok(None)
     }
@@ -122,7 +122,7 @@ pub trait Device: Send + Sync + 'static {
     /// space underneath (a sparse file on a full disk). Contents are kept.
     /// Media that cannot tell return `Ok`.
     fn reserve(&self, offset: u64, len: u64) -> io::Result<()>;
-    /// Says that nobody wants the contents of the range any more, so that the medium underneath can have
+    /// Says that the contents of the range are not needed any more, so that the medium underneath can have
     /// its space back. What reads see there afterwards is anything, until it is written again; after a
     /// crash before the next flush it may be what was there before. What was reserved there is no longer.
     /// `Ok(false)` if the medium cannot do that and nothing was done. An error leaves the range as after

@@ -21,8 +21,8 @@ use crate::{
     pool,
 };
 
-const MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
-const VERSION: u8 = 2;
+const NODE_MAGIC: u32 = u32::from_le_bytes(*b"PNOD");
+const NODE_VERSION: u8 = 2;
 const WHAT: &str = "node header";
 /// Largest node header that is accepted, in bytes.
 pub(crate) const MAX_HEADER_BYTES: u32 = 64 << 20;
@@ -150,7 +150,7 @@ pub(crate) fn load_page(page: &PageRef, segment: Segment, stored: Bytes, at: u64
     Ok(parsed)
 }
 
-/// An error unless `loaded` is the page that a header describes, as far as whoever builds nodes of it relies on that.
+/// An error unless `loaded` is the page that a header describes, as far as the code that builds nodes relies on it.
 pub(crate) fn check_described(page: &PageRef, loaded: &Page, at: u64) -> Result<()> {
     let last = loaded.len().wrapping_sub(1);
     if loaded.len() != page.count as usize
@@ -172,8 +172,8 @@ pub(crate) fn encode_header(node: &Node) -> Bytes {
 }
 
 fn put_node(out: &mut BytesMut, node: &Node) {
-    out.put_u32_le(MAGIC);
-    out.put_u8(VERSION);
+    out.put_u32_le(NODE_MAGIC);
+    out.put_u8(NODE_VERSION);
     out.put_u8(node.height);
     put_bytes(out, &node.span.lo);
     put_upper(out, &node.span);
@@ -251,7 +251,7 @@ fn put_run(out: &mut BytesMut, run: &Run) {
 /// Structure and order are checked; what needs other nodes is left to the checker.
 pub(crate) fn decode(header: Bytes, parts: &[u64]) -> Result<Node> {
     let mut r = Reader::new(header, WHAT);
-    if r.u32()? != MAGIC || r.u8()? != VERSION {
+    if r.u32()? != NODE_MAGIC || r.u8()? != NODE_VERSION {
         return Err(r.bad("wrong magic or version"));
     }
     let height = r.u8()?;

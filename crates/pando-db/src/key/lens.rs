@@ -3,92 +3,98 @@
 //! An edge with live range `[lo, hi)` and translation prefix `prepend` maps a
 //! key `k` of the parent to `prepend + k[strip..]` in the child, where `strip`
 //! is the length of `rcp(lo, hi)` (FAST'20 section 3, "lifting" and
-//! "translation prefixes"). That is the lens with `head = rcp(lo, hi)` and
-//! `pre = prepend`. A path is the composition of its edges, again a lens.
+//! "translation prefixes"). That is the lens with `strip = rcp(lo, hi)` and
+//! `prepend`. A path is the composition of its edges, again a lens.
 
 use bytes::Bytes;
 
 use crate::key::{Span, join, successor};
 
-/// Maps every key that begins with `head` to the same key with `head` replaced by `pre`.
-/// Keeps order. Keys that do not begin with `head` are outside its domain.
+/// Maps every key that begins with `strip` to the same key with `strip` replaced by `prepend`.
+/// Keeps order. Keys that do not begin with `strip` are outside its domain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Lens {
-    pub head: Bytes,
-    pub pre: Bytes,
+    pub strip: Bytes,
+    pub prepend: Bytes,
 }
 
 impl Lens {
     /// Changes nothing.
     pub fn identity() -> Self {
-        Self { head: Bytes::new(), pre: Bytes::new() }
+        Self { strip: Bytes::new(), prepend: Bytes::new() }
     }
 
-    /// Replaces `head` by `pre`.
-    pub fn new(head: Bytes, pre: Bytes) -> Self {
-        Self { head, pre }
+    /// Replaces `strip` by `prepend`.
+    pub fn new(strip: Bytes, prepend: Bytes) -> Self {
+        Self { strip, prepend }
     }
 
     /// The map of an edge (or Goto) over `live` with translation prefix `prepend`.
     pub fn of_edge(live: &Span, prepend: &Bytes) -> Self {
-        Self { head: live.common_prefix(), pre: prepend.clone() }
+        Self { strip: live.common_prefix(), prepend: prepend.clone() }
     }
 
-    /// The image of `key`, which must begin with `head`.
+    /// The image of `key`, which must begin with `strip`.
     pub fn apply(&self, key: &[u8]) -> Bytes {
-        assert!(key.starts_with(&self.head), "key outside the domain of its edge");
-        join(&self.pre, &key[self.head.len()..])
+        assert!(key.starts_with(&self.strip), "key outside the domain of its edge");
+        join(&self.prepend, &key[self.strip.len()..])
     }
 
     /// Like [`Lens::apply`], sharing the memory of `key` where nothing is put on.
     pub fn apply_shared(&self, key: &Bytes) -> Bytes {
-        assert!(key.starts_with(&self.head), "key outside the domain of its edge");
-        if self.pre.is_empty() { key.slice(self.head.len()..) } else { self.apply(key) }
+        assert!(key.starts_with(&self.strip), "key outside the domain of its edge");
+        if self.prepend.is_empty() { key.slice(self.strip.len()..) } else { self.apply(key) }
     }
 
-    /// The key whose image is `local`, which must begin with `pre`.
+    /// The key whose image is `local`, which must begin with `prepend`.
     pub fn invert(&self, local: &[u8]) -> Bytes {
-        assert!(local.starts_with(&self.pre), "key outside the image of its edge");
-        join(&self.head, &local[self.pre.len()..])
+        assert!(local.starts_with(&self.prepend), "key outside the image of its edge");
+        join(&self.strip, &local[self.prepend.len()..])
     }
 
     /// Like [`Lens::invert`], sharing the memory of `local` where nothing is put on.
     pub fn invert_shared(&self, local: &Bytes) -> Bytes {
-        assert!(local.starts_with(&self.pre), "key outside the image of its edge");
-        if self.head.is_empty() { local.slice(self.pre.len()..) } else { self.invert(local) }
+        assert!(local.starts_with(&self.prepend), "key outside the image of its edge");
+        if self.strip.is_empty() { local.slice(self.prepend.len()..) } else { self.invert(local) }
     }
 
-    /// The image of a range whose keys all begin with `head`.
+    /// The image of a range whose keys all begin with `strip`.
     pub fn apply_span(&self, span: &Span) -> Span {
         let hi = span.hi.as_ref().and_then(|hi| {
-            // An upper bound that does not begin with `head` is its successor or beyond.
-            if hi.starts_with(&self.head) { Some(self.apply_shared(hi)) } else { successor(&self.pre) }
+            // An upper bound that does not begin with `strip` is its successor or beyond.
+            if hi.starts_with(&self.strip) { Some(self.apply_shared(hi)) } else { successor(&self.prepend) }
         });
-        let hi = if span.hi.is_none() { successor(&self.pre) } else { hi };
+        let hi = if span.hi.is_none() { successor(&self.prepend) } else { hi };
         Span { lo: self.apply_shared(&span.lo), hi }
     }
 
-    /// The same map with the largest domain: `head` and `pre` without what both end with. Lenses that map a key
+    /// The same map with the largest domain: `strip` and `prepend` without what both end with. Lenses that map a key
     /// alike map all keys of both domains alike, and are equal so.
     pub fn shortest(&self) -> Lens {
-        let same = self.head.iter().rev().zip(self.pre.iter().rev()).take_while(|(a, b)| a == b).count();
-        Lens { head: self.head.slice(..self.head.len() - same), pre: self.pre.slice(..self.pre.len() - same) }
+        let same = self.strip.iter().rev().zip(self.prepend.iter().rev()).take_while(|(a, b)| a == b).count();
+        Lens {
+            strip: self.strip.slice(..self.strip.len() - same),
+            prepend: self.prepend.slice(..self.prepend.len() - same),
+        }
     }
 
     /// The map in the other direction.
     pub fn inverse(&self) -> Lens {
-        Lens { head: self.pre.clone(), pre: self.head.clone() }
+        Lens { strip: self.prepend.clone(), prepend: self.strip.clone() }
     }
 
     /// This map followed by `next`: the lens of a path of two edges. Its domain is the keys that
-    /// pass both, so `head` may grow.
+    /// pass both, so `strip` may grow.
     pub fn then(&self, next: &Lens) -> Lens {
-        match next.head.strip_prefix(&self.pre[..]) {
+        match next.strip.strip_prefix(&self.prepend[..]) {
             // The second edge strips all that the first put on, and more of the key itself.
-            Some(more) => Lens { head: join(&self.head, more), pre: next.pre.clone() },
+            Some(more) => Lens { strip: join(&self.strip, more), prepend: next.prepend.clone() },
             None => {
-                assert!(self.pre.starts_with(&next.head), "edges do not compose");
-                Lens { head: self.head.clone(), pre: join(&next.pre, &self.pre[next.head.len()..]) }
+                assert!(self.prepend.starts_with(&next.strip), "edges do not compose");
+                Lens {
+                    strip: self.strip.clone(),
+                    prepend: join(&next.prepend, &self.prepend[next.strip.len()..]),
+                }
             }
         }
     }
@@ -129,15 +135,15 @@ mod tests {
 
         #[test]
         fn the_image_of_a_range_holds_just_the_images(
-            head in small_key(), pre in small_key(),
+            strip in small_key(), prepend in small_key(),
             a in small_key(), b in prop::option::of(small_key()), k in small_key(),
         ) {
-            let lens = Lens::new(head.clone(), pre.clone());
-            let Some(span) = Span::new(a, b).intersect(&Span::prefix(head)) else { return Ok(()) };
+            let lens = Lens::new(strip.clone(), prepend.clone());
+            let Some(span) = Span::new(a, b).intersect(&Span::prefix(strip)) else { return Ok(()) };
             let image = lens.apply_span(&span);
-            let local = join(&pre, &k);
+            let local = join(&prepend, &k);
             prop_assert_eq!(image.contains(&local), span.contains(&lens.invert(&local)));
-            if image.contains(&k) { prop_assert!(k.starts_with(&pre)) }
+            if image.contains(&k) { prop_assert!(k.starts_with(&prepend)) }
         }
 
         #[test]
@@ -148,7 +154,7 @@ mod tests {
             let more = k.slice(..cut.min(k.len()));
             let narrow = Lens::new(join(&h1, &more), join(&p1, &more));
             prop_assert_eq!(wide.shortest(), narrow.shortest());
-            let key = join(&narrow.head, &tail);
+            let key = join(&narrow.strip, &tail);
             prop_assert_eq!(wide.shortest().apply(&key), narrow.apply(&key));
         }
 
@@ -160,7 +166,7 @@ mod tests {
             prop_assume!(h2.starts_with(&p1) || p1.starts_with(&h2));
             let both = first.then(&second);
             let through = k.starts_with(&h1) && first.apply(&k).starts_with(&h2);
-            prop_assert_eq!(k.starts_with(&both.head), through);
+            prop_assert_eq!(k.starts_with(&both.strip), through);
             if through {
                 prop_assert_eq!(both.apply(&k), second.apply(&first.apply(&k)));
             }

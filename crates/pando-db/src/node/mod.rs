@@ -357,6 +357,11 @@ impl Run {
         self.pages.iter().map(PageRef::bytes).sum()
     }
 
+    /// Messages or pairs in its pages, a count.
+    pub fn entries(&self) -> usize {
+        self.pages.iter().map(|page| page.count as usize).sum()
+    }
+
     /// True if it may hold a key of `span`, judging by the first and last keys of its pages.
     pub fn meets(&self, span: &Span) -> bool {
         self.pages.get(self.page_from(&span.lo)).is_some_and(|page| page.meets(span))

@@ -381,8 +381,8 @@ impl Page {
         self.search_in(self.near(suffix), suffix)
     }
 
-    /// The index for who knows that all entries before `from` lie below `suffix`, and that the wanted one is near, as a
-    /// rule: in steps that double, a few entries are looked at.
+    /// The index, for a caller that knows that all entries before `from` lie below `suffix`, and that the wanted one
+    /// is near, as a rule: in steps that double, a few entries are looked at.
     pub fn search_from(&self, from: usize, suffix: &[u8]) -> usize {
         let (mut low, mut step) = (from, 1);
         while step <= GROUP_ENTRIES {

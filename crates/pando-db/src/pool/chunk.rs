@@ -163,10 +163,10 @@ impl Chunk {
     }
 
     /// Takes an allocation back. `released`: its memory has gone to the kernel.
-    pub fn give(&mut self, piece: Allocation, released: bool) {
-        let from = piece.address().wrapping_sub(self.address());
-        assert!(from < CHUNK_BYTES, "a piece of another chunk");
-        let (first, units) = (from / UNIT_BYTES, piece.units());
+    pub fn give(&mut self, allocation: Allocation, released: bool) {
+        let from = allocation.address().wrapping_sub(self.address());
+        assert!(from < CHUNK_BYTES, "an allocation of another chunk");
+        let (first, units) = (from / UNIT_BYTES, allocation.units());
         set(&mut self.taken, first, units, false);
         self.taken_count -= units;
         self.longest = [CHUNK_UNITS; 2];
@@ -194,9 +194,9 @@ impl Chunk {
     /// Takes `len` bytes from the unit `first` on, all of which are free.
     fn cut(&mut self, first: usize, len: usize) -> Allocation {
         let units = len.div_ceil(UNIT_BYTES);
-        assert!(first + units <= CHUNK_UNITS, "a piece that reaches beyond its chunk");
+        assert!(first + units <= CHUNK_UNITS, "an allocation that reaches beyond its chunk");
         let free = set(&mut self.taken, first, units, true);
-        assert_eq!(free, units, "a piece of which something is taken");
+        assert_eq!(free, units, "an allocation that overlaps another one");
         self.released_count -= set(&mut self.released, first, units, false);
         self.taken_count += units;
         // SAFETY: it lies in the map, as asserted.
@@ -286,16 +286,16 @@ mod tests {
     fn a_chunk_is_cut_from_its_beginning_to_its_end_and_no_further() {
         let mut chunk = Chunk::new().unwrap();
         assert_eq!((chunk.idle(), chunk.is_empty()), (0, true));
-        let pieces: Vec<Allocation> =
+        let allocations: Vec<Allocation> =
             std::iter::from_fn(|| chunk.take(100 * UNIT_BYTES - 5, Free::Any)).collect();
-        assert_eq!((pieces.len(), chunk.idle()), (CHUNK_UNITS / 100, 0));
+        assert_eq!((allocations.len(), chunk.idle()), (CHUNK_UNITS / 100, 0));
         assert!(!chunk.may_fit(100, Free::Any) && chunk.may_fit(CHUNK_UNITS % 100, Free::Any));
         let mut last = chunk.take(CHUNK_UNITS % 100 * UNIT_BYTES, Free::Any).unwrap();
         last.bytes_mut().fill(1);
         assert!(chunk.take(1, Free::Any).is_none() && chunk.idle() == 0);
-        for (i, piece) in pieces.into_iter().enumerate() {
-            assert_eq!(piece.address() - chunk.address(), i * 100 * UNIT_BYTES);
-            chunk.give(piece, false);
+        for (i, allocation) in allocations.into_iter().enumerate() {
+            assert_eq!(allocation.address() - chunk.address(), i * 100 * UNIT_BYTES);
+            chunk.give(allocation, false);
         }
         assert_eq!((chunk.taken(), chunk.idle()), (CHUNK_UNITS % 100, CHUNK_UNITS - CHUNK_UNITS % 100));
         assert!(last.bytes().iter().all(|&byte| byte == 1));
@@ -303,18 +303,18 @@ mod tests {
         assert!(chunk.is_empty() && chunk.may_fit(CHUNK_UNITS, Free::Idle));
     }
 
-    /// Whatever the size of the kernel's pages: nothing goes to it that a piece has a part of.
+    /// Whatever the size of the kernel's pages: nothing goes to it that a allocation has a part of.
     #[test]
     fn what_goes_to_the_kernel_is_counted_and_can_be_taken_again() {
         for page in [4096, 16 << 10, 64 << 10] {
             let mut chunk = Chunk::new().unwrap();
             // The second begins within a page of the kernel's, and the third ends in one.
             let sizes = [9, 150, 40, 33];
-            let mut pieces: Vec<Allocation> =
+            let mut allocations: Vec<Allocation> =
                 sizes.into_iter().map(|n| chunk.take(n * UNIT_BYTES, Free::Any).unwrap()).collect();
-            pieces.iter_mut().for_each(|piece| piece.bytes_mut().fill(3));
+            allocations.iter_mut().for_each(|allocation| allocation.bytes_mut().fill(3));
             assert_eq!(chunk.idle(), 0);
-            let second = pieces.remove(1);
+            let second = allocations.remove(1);
             chunk.give(second, false);
             assert_eq!(chunk.idle(), 150);
             let mut cut = chunk.cut_idle(page);
@@ -332,8 +332,11 @@ mod tests {
             let start = pages.start - 9 * UNIT_BYTES;
             let zeros = &again.bytes()[start..start + pages.len()];
             assert!(zeros.iter().all(|&byte| byte == 0), "the kernel has not got it");
-            assert!(pieces.iter().all(|piece| piece.bytes().iter().all(|&byte| byte == 3)), "{page}");
-            pieces.into_iter().chain([again]).for_each(|piece| chunk.give(piece, false));
+            assert!(
+                allocations.iter().all(|allocation| allocation.bytes().iter().all(|&byte| byte == 3)),
+                "{page}"
+            );
+            allocations.into_iter().chain([again]).for_each(|allocation| chunk.give(allocation, false));
             chunk.check();
             assert!(chunk.is_empty());
         }
@@ -342,20 +345,20 @@ mod tests {
     #[test]
     fn parts_of_pages_do_not_go_to_the_kernel() {
         let mut chunk = Chunk::new().unwrap();
-        let mut pieces: Vec<Allocation> =
+        let mut allocations: Vec<Allocation> =
             (0..3).map(|_| chunk.take(9 * UNIT_BYTES, Free::Any).unwrap()).collect();
-        pieces[1].bytes_mut().fill(1);
-        assert!(!pieces[1].release(), "neither its beginning nor its end is that of a page");
-        assert!(pieces[1].bytes().iter().all(|&byte| byte == 1));
-        pieces.into_iter().for_each(|piece| chunk.give(piece, false));
+        allocations[1].bytes_mut().fill(1);
+        assert!(!allocations[1].release(), "neither its beginning nor its end is that of a page");
+        assert!(allocations[1].bytes().iter().all(|&byte| byte == 1));
+        allocations.into_iter().for_each(|allocation| chunk.give(allocation, false));
     }
 
     #[test]
     fn a_chunk_that_goes_first_leaves_its_pieces_their_memory() {
         let mut chunk = Chunk::new().unwrap();
-        let mut piece = chunk.take(10 * UNIT_BYTES, Free::Any).unwrap();
+        let mut allocation = chunk.take(10 * UNIT_BYTES, Free::Any).unwrap();
         drop(chunk);
-        piece.bytes_mut().fill(9);
-        assert!(piece.bytes().iter().all(|&byte| byte == 9));
+        allocation.bytes_mut().fill(9);
+        assert!(allocation.bytes().iter().all(|&byte| byte == 9));
     }
 }

@@ -60,13 +60,13 @@ fn is_pooled(len: usize) -> bool {
 
 /// A buffer of `len` bytes.
 pub(crate) fn buffer(len: usize) -> Buffer {
-    let piece = if is_pooled(len) { POOL.lock().take(len) } else { None };
-    let Some(mut piece) = piece else { return Buffer::Heap(vec![0; len]) };
+    let allocation = if is_pooled(len) { POOL.lock().take(len) } else { None };
+    let Some(mut allocation) = allocation else { return Buffer::Heap(vec![0; len]) };
     if cfg!(debug_assertions) {
         // So that tests find a caller that does not write all of it.
-        piece.bytes_mut().fill(0xa5);
+        allocation.bytes_mut().fill(0xa5);
     }
-    Buffer::Pooled(Pooled(Some(piece)))
+    Buffer::Pooled(Pooled(Some(allocation)))
 }
 
 /// The same with these bytes in it.
@@ -109,7 +109,7 @@ impl Deref for Buffer {
 impl DerefMut for Buffer {
     fn deref_mut(&mut self) -> &mut [u8] {
         match self {
-            Buffer::Pooled(Pooled(piece)) => piece.as_mut().map_or(&mut [], Allocation::bytes_mut),
+            Buffer::Pooled(Pooled(allocation)) => allocation.as_mut().map_or(&mut [], Allocation::bytes_mut),
             Buffer::Heap(bytes) => bytes,
         }
     }
@@ -132,8 +132,8 @@ impl AsRef<[u8]> for Pooled {
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        if let Some(piece) = self.0.take() {
-            give(&POOL, piece);
+        if let Some(allocation) = self.0.take() {
+            give(&POOL, allocation);
         }
     }
 }
@@ -145,8 +145,8 @@ pub(crate) fn rest() {
 }
 
 /// Takes an allocation back.
-fn give(pool: &Mutex<Pool>, piece: Allocation) {
-    let excess = pool.lock().give(piece);
+fn give(pool: &Mutex<Pool>, allocation: Allocation) {
+    let excess = pool.lock().give(allocation);
     excess.give_to_kernel(pool);
 }
 
@@ -155,16 +155,16 @@ fn give(pool: &Mutex<Pool>, piece: Allocation) {
 struct Excess {
     chunks: SmallVec<[Chunk; 1]>,
     /// Whole pages of the kernel's.
-    pieces: Vec<Allocation>,
+    allocations: Vec<Allocation>,
 }
 
 impl Excess {
     fn give_to_kernel(self, pool: &Mutex<Pool>) {
-        let Self { chunks, mut pieces } = self;
+        let Self { chunks, mut allocations } = self;
         drop(chunks);
-        if !pieces.is_empty() {
-            let released = pieces.iter_mut().all(Allocation::release);
-            pool.lock().cut_given(pieces, released);
+        if !allocations.is_empty() {
+            let released = allocations.iter_mut().all(Allocation::release);
+            pool.lock().cut_given(allocations, released);
         }
     }
 }
@@ -257,18 +257,18 @@ impl Pool {
         None
     }
 
-    fn chunk_of(&mut self, piece: &Allocation) -> (usize, &mut Chunk) {
-        match self.chunks.range_mut(..=piece.address()).next_back() {
+    fn chunk_of(&mut self, allocation: &Allocation) -> (usize, &mut Chunk) {
+        match self.chunks.range_mut(..=allocation.address()).next_back() {
             Some((at, chunk)) => (*at, chunk),
-            None => unreachable!("a chunk stays as long as there are pieces of it"),
+            None => unreachable!("a chunk stays as long as there are allocations of it"),
         }
     }
 
     /// Takes an allocation back.
-    fn give(&mut self, piece: Allocation) -> Excess {
-        let units = piece.units();
-        let (at, chunk) = self.chunk_of(&piece);
-        chunk.give(piece, false);
+    fn give(&mut self, allocation: Allocation) -> Excess {
+        let units = allocation.units();
+        let (at, chunk) = self.chunk_of(&allocation);
+        chunk.give(allocation, false);
         let hardly_there = chunk.is_empty() && chunk.idle() * UNIT_BYTES < CHUNK_BYTES / 8;
         // The next allocation looks here first, because something has become free.
         self.recent = at;
@@ -282,7 +282,7 @@ impl Pool {
         }
         if hardly_there && self.spare != at {
             if self.chunks.get(&self.spare).is_some_and(Chunk::is_empty) {
-                return Excess { chunks: self.remove(at), pieces: Vec::new() };
+                return Excess { chunks: self.remove(at), allocations: Vec::new() };
             }
             self.spare = at;
         }
@@ -317,13 +317,13 @@ impl Pool {
         self.swept = at;
         let Some(chunk) = self.chunks.get_mut(&at) else { return Excess::default() };
         if chunk.is_empty() {
-            return Excess { chunks: self.remove(at), pieces: Vec::new() };
+            return Excess { chunks: self.remove(at), allocations: Vec::new() };
         }
-        let pieces = chunk.cut_idle(page_size());
-        let units: usize = pieces.iter().map(Allocation::units).sum();
+        let allocations = chunk.cut_idle(page_size());
+        let units: usize = allocations.iter().map(Allocation::units).sum();
         self.idle -= units;
         self.taken += units;
-        Excess { chunks: SmallVec::new(), pieces }
+        Excess { chunks: SmallVec::new(), allocations }
     }
 
     fn remove(&mut self, at: usize) -> SmallVec<[Chunk; 1]> {
@@ -333,13 +333,13 @@ impl Pool {
     }
 
     /// Takes back allocations that were made to be given to the kernel. `released`: the kernel has taken them.
-    fn cut_given(&mut self, pieces: Vec<Allocation>, released: bool) {
+    fn cut_given(&mut self, allocations: Vec<Allocation>, released: bool) {
         self.refused |= !released;
-        for piece in pieces {
-            let units = piece.units();
+        for allocation in allocations {
+            let units = allocation.units();
             self.taken -= units;
             self.idle += if released { 0 } else { units };
-            self.chunk_of(&piece).1.give(piece, released);
+            self.chunk_of(&allocation).1.give(allocation, released);
         }
         self.too_long = [usize::MAX; 2];
     }
@@ -384,21 +384,21 @@ mod tests {
                 let growing = turn % 2000 < 1000;
                 if random.random_range(0..10) < if growing { 8 } else { 3 } {
                     let len = random.random_range(MIN_BUFFER_BYTES..=MAX_BUFFER_BYTES / 2);
-                    let mut piece = take(&pool, len);
+                    let mut allocation = take(&pool, len);
                     let byte = random.random();
-                    piece.bytes_mut().fill(byte);
-                    assert_eq!(piece.len(), len);
-                    held.push((piece, byte));
+                    allocation.bytes_mut().fill(byte);
+                    assert_eq!(allocation.len(), len);
+                    held.push((allocation, byte));
                 } else if !held.is_empty() {
-                    let (piece, byte) = held.swap_remove(random.random_range(0..held.len()));
-                    assert!(piece.bytes().iter().all(|&b| b == byte), "seed {seed}, turn {turn}");
-                    give(&pool, piece);
+                    let (allocation, byte) = held.swap_remove(random.random_range(0..held.len()));
+                    assert!(allocation.bytes().iter().all(|&b| b == byte), "seed {seed}, turn {turn}");
+                    give(&pool, allocation);
                 }
                 if turn % 64 == 0 {
                     check(&pool);
                 }
             }
-            held.drain(..).for_each(|(piece, _)| give(&pool, piece));
+            held.drain(..).for_each(|(allocation, _)| give(&pool, allocation));
             check(&pool);
             assert_eq!(pool.lock().taken, 0, "seed {seed}");
             (0..IDLE_RESTS + 20).for_each(|_| rest_of(&pool));
@@ -432,7 +432,7 @@ mod tests {
             held.push(take(&pool, 33_000));
         }
         assert!(kept(&pool) <= little(&pool), "{} KiB are kept", kept(&pool) >> 10);
-        held.into_iter().for_each(|piece| give(&pool, piece));
+        held.into_iter().for_each(|allocation| give(&pool, allocation));
         assert!(kept(&pool) <= KEPT_BYTES);
 
         // So it is where nothing comes and goes any more.
@@ -443,7 +443,7 @@ mod tests {
         (0..50).for_each(|_| rest_of(&pool));
         assert!(kept(&pool) <= little(&pool), "{} KiB are kept", kept(&pool) >> 10);
         check(&pool);
-        held.into_iter().for_each(|piece| give(&pool, piece));
+        held.into_iter().for_each(|allocation| give(&pool, allocation));
     }
 
     /// As long as one comes for one that goes, nothing goes to the kernel, however many there are.
@@ -457,22 +457,22 @@ mod tests {
         for turn in 0..200_000 {
             let i = random.random_range(0..held.len());
             let excess = pool.lock().give(held.swap_remove(i));
-            swept += u32::from(turn > 100_000 && !excess.pieces.is_empty());
+            swept += u32::from(turn > 100_000 && !excess.allocations.is_empty());
             excess.give_to_kernel(&pool);
             held.push(take(&pool, random.random_range(30_000..34_000)));
         }
         assert!(swept < 2000, "memory went to the kernel in {swept} of 100,000 turns");
         check(&pool);
-        held.into_iter().for_each(|piece| give(&pool, piece));
+        held.into_iter().for_each(|allocation| give(&pool, allocation));
     }
 
     /// One buffer that comes and goes does not cost a chunk each time.
     #[test]
     fn an_empty_chunk_stays() {
         let pool = Mutex::new(Pool::new());
-        let piece = take(&pool, 33_000);
-        let at = piece.address();
-        give(&pool, piece);
+        let allocation = take(&pool, 33_000);
+        let at = allocation.address();
+        give(&pool, allocation);
         assert_eq!(pool.lock().chunks.len(), 1);
         assert_eq!(take(&pool, 33_000).address(), at);
     }
@@ -488,7 +488,7 @@ mod tests {
         let mut first: Vec<_> = first.into_iter().map(Some).collect();
         for round in 0..10 {
             let some = first.iter_mut().skip(round % 3).step_by(3);
-            some.filter_map(Option::take).for_each(|piece| give(&pool, piece));
+            some.filter_map(Option::take).for_each(|allocation| give(&pool, allocation));
             first.iter_mut().filter(|slot| slot.is_none()).for_each(|slot| *slot = Some(take(&pool, 32_800)));
             assert_eq!(chunks(), before);
         }

@@ -40,7 +40,7 @@ pub(crate) struct Progress {
     /// Raw bytes below this have been discarded since the space was opened.
     swept: u64,
     /// Where an eager search goes on.
-    turn: u64,
+    eager_from: u64,
     /// Bytes allocated when the last round began.
     allocated: u64,
     /// What may be allocated until the next, judging by the last ones.
@@ -49,7 +49,7 @@ pub(crate) struct Progress {
 
 impl Progress {
     pub(crate) fn new(start: u64) -> Self {
-        Self { swept: start, turn: start, allocated: 0, demand: 0 }
+        Self { swept: start, eager_from: start, allocated: 0, demand: 0 }
     }
 
     /// There may be something to discard among raw bytes from here on.
@@ -91,7 +91,7 @@ impl Space {
         if self.no_discards.load(Relaxed) {
             return Ok(false);
         }
-        let _turn = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
+        let _raising = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
         let keep = {
             let state = self.state();
             let demand = if how.expect_more { state.discards.demand } else { 0 };
@@ -122,6 +122,7 @@ impl Space {
         };
         let done = self.device.discard(piece.offset, piece.len);
         let mut state = self.state();
+        assert!(state.discarding >= piece.len, "a discard ends that was not counted");
         state.discarding -= piece.len;
         match done {
             Ok(true) => {
@@ -153,7 +154,7 @@ impl SpaceState {
         let surplus = self.backed.total().saturating_sub(keep) / BLOCK * BLOCK;
         if surplus >= least {
             let found = if eager {
-                let from = self.discards.turn;
+                let from = self.discards.eager_from;
                 self.backed.first_from(from, least).or_else(|| self.backed.first_from(0, least))
             } else {
                 // What is low is used again first.
@@ -185,9 +186,13 @@ impl SpaceState {
         let end = piece.offset + piece.len;
         match piece.was {
             Was::Raw => self.discards.swept = end,
-            Was::Backed => self.discards.turn = end,
+            Was::Backed => self.discards.eager_from = end,
             Was::Stale => (),
         }
+        assert!(
+            piece.len > 0 && self.free.contains(piece.offset, piece.len),
+            "bytes in use are to be discarded"
+        );
         self.remove(piece.offset, piece.len);
         self.discarding += piece.len;
     }

@@ -156,17 +156,19 @@ impl FreeRanges {
 
     fn link(&mut self, offset: u64, len: u64) {
         if len > 0 {
-            self.by_offset.insert(offset, len);
-            self.by_size.insert((len, offset));
-            self.by_class[class(len)].insert(offset);
+            let is_new = self.by_offset.insert(offset, len).is_none()
+                && self.by_size.insert((len, offset))
+                && self.by_class[class(len)].insert(offset);
+            assert!(is_new, "a free range at {offset} is entered twice");
             self.total += len;
         }
     }
 
     fn unlink(&mut self, offset: u64, len: u64) {
-        self.by_offset.remove(&offset);
-        self.by_size.remove(&(len, offset));
-        self.by_class[class(len)].remove(&offset);
+        let is_known = self.by_offset.remove(&offset) == Some(len)
+            && self.by_size.remove(&(len, offset))
+            && self.by_class[class(len)].remove(&offset);
+        assert!(is_known && self.total >= len, "a free range at {offset} is not in all indexes");
         self.total -= len;
     }
 }

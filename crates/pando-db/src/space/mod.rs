@@ -31,7 +31,7 @@ use std::{
 use parking_lot::MutexGuard;
 
 use self::free::FreeRanges;
-pub use self::{discard::Discarding, scattered::MAX_RANGES};
+pub use self::{discard::Discarding, scattered::MAX_EXTENT_RANGES};
 use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
@@ -263,7 +263,7 @@ impl Space {
         if let Some(offset) = take() {
             return Ok(offset);
         }
-        let _turn = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
+        let _raising = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
         loop {
             // Others may have backed or freed something since.
             if let Some(offset) = take() {
@@ -310,7 +310,9 @@ impl Space {
     /// Bytes owned by extents.
     pub fn used_bytes(&self) -> u64 {
         let state = self.state();
-        state.end - self.start - state.free.total() - state.discarding
+        let unused = state.free.total() + state.discarding;
+        assert!(unused <= state.end - self.start, "more space is free than there is");
+        state.end - self.start - unused
     }
 
     /// Adds `[end, new_end)` after the device has grown. `new_end` is a multiple of [`BLOCK`].
@@ -330,7 +332,7 @@ impl Space {
         if self.backed_now.load(Relaxed) >= bytes {
             return Ok(true);
         }
-        let _turn = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
+        let _raising = waiting::take(|| self.raising.try_lock(), || self.raising.lock());
         self.back_total(bytes)
     }
 
@@ -363,23 +365,6 @@ impl Space {
     /// Free bytes that the device has promised.
     pub fn backed_bytes(&self) -> u64 {
         self.state().backed.total()
-    }
-
-    #[cfg(test)]
-    /// Asserts that the lists of free bytes agree, while nothing is under discard.
-    pub fn check_lists(&self) {
-        let state = self.state();
-        assert_eq!(state.discarding, 0);
-        assert_eq!(state.free.total(), state.backed.total() + state.raw.total());
-        let parts = state.backed.iter().chain(state.raw.iter());
-        assert!(parts.into_iter().all(|(offset, len)| state.free.contains(offset, len)));
-        assert!(
-            state
-                .backed
-                .iter()
-                .all(|(offset, len)| state.raw.next_from(offset).is_none_or(|r| r.0 >= offset + len))
-        );
-        assert!(state.stale.iter().all(|(offset, len)| state.raw.contains(offset, len)));
     }
 
     #[cfg(test)]
@@ -518,6 +503,10 @@ impl SpaceState {
     fn take(&mut self, len: u64) -> Option<u64> {
         let follows = self.backed.starting_at(self.cursor) >= len;
         let offset = if follows { self.cursor } else { self.backed.find(len)? };
+        assert!(
+            offset.is_multiple_of(BLOCK) && offset + len <= self.end,
+            "space beside the data region is taken"
+        );
         self.remove(offset, len);
         self.allocated += len;
         self.cursor = offset + len;

@@ -2,7 +2,8 @@
 //!
 //! Such an extent has a *directory*, a block that says where its ranges are, and that it is known by. Guarantees: as
 //! long as there are free bytes for an extent and its directory, it can be had, however small the ranges are, up to
-//! [`MAX_RANGES`] of them: so a store with scattered free space can be filled, written and emptied like another.
+//! [`MAX_EXTENT_RANGES`] of them: so a store with scattered free space can be filled, written and emptied like
+//! another.
 
 use std::{
     ops::Range,
@@ -16,7 +17,7 @@ use crate::{
 };
 
 /// Most ranges of an extent, a count: as many as its directory has room for.
-pub const MAX_RANGES: usize = 340;
+pub const MAX_EXTENT_RANGES: usize = 340;
 
 impl Extent {
     /// Whether it is in several ranges, with a directory.
@@ -78,7 +79,7 @@ impl Space {
     }
 
     /// Takes `len` bytes, rounded up to whole blocks, in as few ranges as there may be, and a block for their
-    /// directory. [`Error::NoSpace`] if so many are not free, or only in more ranges than [`MAX_RANGES`].
+    /// directory. [`Error::NoSpace`] if so many are not free, or only in more ranges than [`MAX_EXTENT_RANGES`].
     pub fn allocate_scattered(self: &Arc<Self>, len: u64) -> Result<Arc<Extent>> {
         let len = blocks(len)?;
         if !self.ensure_backed(len.checked_add(BLOCK).ok_or(Error::NoSpace)?)? {
@@ -98,7 +99,7 @@ impl Space {
         shared: bool,
     ) -> Result<Arc<Extent>> {
         let len = ranges.iter().map(|range| range.end.saturating_sub(range.start)).sum();
-        if ranges.is_empty() || ranges.len() > MAX_RANGES {
+        if ranges.is_empty() || ranges.len() > MAX_EXTENT_RANGES {
             return Err(Error::corrupt(
                 "extent",
                 offset,
@@ -130,7 +131,7 @@ impl SpaceState {
         let directory = self.backed.shortest()?;
         self.remove(directory, BLOCK);
         let (mut ranges, mut left) = (Vec::new(), len);
-        while left > 0 && ranges.len() < MAX_RANGES {
+        while left > 0 && ranges.len() < MAX_EXTENT_RANGES {
             let Some((offset, longest)) = self.backed.largest_range() else { break };
             let taken = longest.min(left);
             self.remove(offset, taken);
@@ -195,12 +196,12 @@ mod tests {
 
     #[test]
     fn no_more_ranges_are_taken_than_a_directory_names() {
-        let (space, _kept) = shreds(4 * MAX_RANGES as u64);
+        let (space, _kept) = shreds(4 * MAX_EXTENT_RANGES as u64);
         let free = space.free_bytes();
-        let most = MAX_RANGES as u64 * BLOCK;
+        let most = MAX_EXTENT_RANGES as u64 * BLOCK;
         assert!(matches!(space.allocate_scattered(most + 1), Err(Error::NoSpace)));
         assert_eq!(space.free_bytes(), free);
-        assert_eq!(space.allocate_scattered(most).unwrap().ranges().count(), MAX_RANGES);
+        assert_eq!(space.allocate_scattered(most).unwrap().ranges().count(), MAX_EXTENT_RANGES);
         space.check_lists();
     }
 

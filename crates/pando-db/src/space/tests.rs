@@ -18,6 +18,20 @@ fn space(blocks: u64) -> Arc<Space> {
     Space::new(Arc::new(MemDevice::new(1 << 40)), START, START + blocks * BLOCK)
 }
 
+impl Space {
+    /// Asserts that the lists of free bytes agree, while nothing is under discard.
+    pub(super) fn check_lists(&self) {
+        let state = self.state();
+        assert_eq!(state.discarding, 0);
+        assert_eq!(state.free.total(), state.backed.total() + state.raw.total());
+        let parts = state.backed.iter().chain(state.raw.iter());
+        assert!(parts.into_iter().all(|(offset, len)| state.free.contains(offset, len)));
+        let apart = |(offset, len)| state.raw.next_from(offset).is_none_or(|r| r.0 >= offset + len);
+        assert!(state.backed.iter().all(apart));
+        assert!(state.stale.iter().all(|(offset, len)| state.raw.contains(offset, len)));
+    }
+}
+
 /// A host that remembers what it has promised, and for whom; contents do not matter.
 #[derive(Default)]
 struct Host {
@@ -513,4 +527,53 @@ fn threads_never_get_the_same_bytes() {
         }
     });
     assert_eq!(space.used_bytes(), 0);
+}
+
+#[test]
+#[should_panic(expected = "were freed twice")]
+fn bytes_are_freed_once() {
+    let mut free = FreeRanges::default();
+    free.insert(0, 2 * BLOCK);
+    free.insert(BLOCK, BLOCK);
+}
+
+#[test]
+#[should_panic(expected = "were freed twice")]
+fn bytes_are_freed_once_from_below_too() {
+    let mut free = FreeRanges::default();
+    free.insert(BLOCK, BLOCK);
+    free.insert(0, 2 * BLOCK);
+}
+
+#[test]
+#[should_panic(expected = "are taken but not free")]
+fn bytes_in_use_are_not_taken() {
+    let mut free = FreeRanges::default();
+    free.insert(0, BLOCK);
+    free.remove(0, 2 * BLOCK);
+}
+
+#[test]
+#[should_panic(expected = "the data region cannot shrink")]
+fn space_does_not_shrink() {
+    space(8).grow(START + 4 * BLOCK);
+}
+
+#[test]
+#[should_panic(expected = "space beside the data region is taken")]
+fn space_is_taken_inside_the_data_region() {
+    let space = space(8);
+    // As if something behind the end had been freed.
+    let end = space.end();
+    space.state().backed.insert(end, 8 * BLOCK);
+    space.state().cursor = end;
+    _ = space.allocate(BLOCK);
+}
+
+#[test]
+#[should_panic(expected = "more space is free than there is")]
+fn no_more_is_free_than_there_is() {
+    let space = space(8);
+    space.state().discarding = BLOCK;
+    _ = space.used_bytes();
 }

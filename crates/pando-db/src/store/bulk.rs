@@ -46,20 +46,20 @@ pub(crate) const EXTENTS: u8 = 3;
 /// Most that replay keeps of the pages that it has read, raw bytes.
 const READ_PAGES_BYTES: u64 = 8 << 20;
 /// Fewer bytes than this are not worth an extent.
-const LEAST: usize = 8 << 10;
+const MIN_GROUP_BYTES: usize = 8 << 10;
 /// Values stay in the log where less than 1/n of the data region is free.
-const SCARCE: u64 = 8;
+const FREE_SPACE_SHARE: u64 = 8;
 /// Share of a node that a group must have to get extents (1/n): less would not be kept by a leaf.
 const NODE_SHARE: usize = 16;
 /// An extent has this share of a node (1/n): so there is a border of extents wherever a leaf is to be split.
 const EXTENT_SHARE: usize = 4;
 /// But at least this many bytes, lest much of it is the rest of its last block.
-const EXTENT_LEAST: usize = 32 << 10;
+const MIN_EXTENT_BYTES: usize = 32 << 10;
 /// And before compression less than half of a node, with a short rest: leaves are split in the middle half of their
 /// bytes. This share of a node (1/n) without it.
 const EXTENT_RAW_SHARE: usize = 3;
 /// Values are bare where that saves this share of an extent (1/n).
-const BARE_SAVES: usize = 32;
+const BARE_SAVING_SHARE: usize = 32;
 
 /// The bulk data of a store.
 pub(crate) struct Bulk {
@@ -74,7 +74,7 @@ struct BulkPage {
     page: PageRef,
     /// Held, so that equal addresses mean equal values.
     entries: Vec<(Bytes, Bytes)>,
-    /// When the batches up to this one are in the tree, nobody asks for the page any more.
+    /// When the batches up to this one are in the tree, no flush asks for the page any more.
     msn: u64,
 }
 
@@ -102,6 +102,7 @@ impl Bulk {
             _ => false,
         };
         let n = candidate.entries.len();
+        assert_eq!(candidate.page.count as usize, n, "a page of values holds others than are known of it");
         (points.len() >= n && candidate.entries.iter().zip(points).all(same))
             .then(|| (candidate.page.clone(), n))
     }
@@ -186,9 +187,9 @@ impl Bulk {
     }
 
     fn is_worth_it(&self, bytes: usize) -> bool {
-        let least = (self.pager.node_size() / NODE_SHARE).max(LEAST);
+        let least = (self.pager.node_size() / NODE_SHARE).max(MIN_GROUP_BYTES);
         let (free, used) = (self.space.free_bytes(), self.space.used_bytes());
-        bytes >= least && free >= (free + used) / SCARCE + 2 * bytes as u64
+        bytes >= least && free >= (free + used) / FREE_SPACE_SHARE + 2 * bytes as u64
     }
 }
 
@@ -272,7 +273,7 @@ impl PackedValues {
         let whole = self.open.iter().map(|page| page.stored.1.len()).sum();
         let shortest = self.open.iter().map(|page| page.shortest().1.len()).sum();
         let saved = blocks(whole) - blocks(shortest);
-        let bare = saved > 0 && saved * BARE_SAVES >= blocks(whole);
+        let bare = saved > 0 && saved * BARE_SAVING_SHARE >= blocks(whole);
         let mut offset = 0;
         let place = |page: PackedPage| {
             let (segment, bytes) = if bare { page.shortest().clone() } else { page.stored };
@@ -299,10 +300,10 @@ impl Writer<'_> {
         let new = PackedPage { memory, stored, bare };
         let node = self.bulk.pager.node_size();
         // Where nodes are small, an extent of two is as much as their leaves will keep.
-        let most = (node / EXTENT_SHARE).max(EXTENT_LEAST.min(2 * node));
+        let most = (node / EXTENT_SHARE).max(MIN_EXTENT_BYTES.min(2 * node));
         // A short rest goes with what is before it: alone it would not be kept.
         // An extent that values fill, where that is worth while, has room for them bare.
-        let will_be_bare = most < BARE_SAVES * BLOCK as usize;
+        let will_be_bare = most < BARE_SAVING_SHARE * BLOCK as usize;
         let (raw, len) = match &new.bare {
             Some((_, bytes)) if will_be_bare => (bytes.len(), bytes.len()),
             _ => (page.raw as usize, new.stored.1.len()),
@@ -337,6 +338,7 @@ impl Writer<'_> {
             Err(Error::NoSpace) => return Ok(false),
             Err(error) => return Err(error),
         };
+        assert!(extent.len >= len as u64, "pages of values reach beyond their extent");
         let rest = &ZEROS[..len.next_multiple_of(BLOCK as usize) - len];
         let bytes = placed.iter().map(|(_, _, bytes)| &bytes[..]);
         let bufs: Vec<_> = bytes.chain([rest]).map(IoSlice::new).collect();
@@ -467,7 +469,7 @@ impl Groups {
 
     /// A page of `key` alone that refers to where its value should be, and as little proves true: for a value
     /// that [`Groups::value`] has not. `None` if nothing says where it was, or it was not adopted. `value` is
-    /// what it looks like to whoever builds a layer ([`Bulk::offer`]).
+    /// what the builder of a layer takes it for ([`Bulk::offer`]).
     pub fn damaged(&self, id: u64, number: u32, key: &Bytes, value: &Bytes) -> Option<PageRef> {
         let group = self.placed.get(&id)?;
         let (extent, segment, raw) = *group.pages.get(group.places.get(&number)?.0)?;
@@ -540,7 +542,7 @@ mod tests {
         record.freeze()
     }
 
-    /// Whoever opened such an image read all of it into memory before a checksum said what it was.
+    /// To open such an image read all of it into memory before a checksum was compared.
     #[test]
     fn a_record_that_names_a_page_of_gigabytes_is_refused() {
         Groups::default().read(record(1 << 20, 1 << 20, 3)).unwrap();

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Memory of an entry beside that of what it holds, in bytes, about.
-const ENTRY_BYTES: u64 = 128;
+const CACHED_ITEM_BYTES: u64 = 128;
 
 /// Whether the cache learns of the pages that a request brings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub(crate) enum Keep {
 pub(super) enum Cached {
     Header(Arc<Node>),
     Page(Arc<Page>),
-    /// A page of values that was written and that nobody has read since.
+    /// A page of values that was written and was not read since.
     Written(Arc<Page>),
 }
 
@@ -47,7 +47,7 @@ pub(super) struct CachedWeighter;
 
 impl Weighter<CacheKey, Cached> for CachedWeighter {
     fn weight(&self, _: &CacheKey, value: &Cached) -> u64 {
-        ENTRY_BYTES
+        CACHED_ITEM_BYTES
             + match value {
                 Cached::Header(node) => node.memory() as u64,
                 Cached::Page(page) | Cached::Written(page) => page.memory() as u64,

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 const GROUP_MARKS: usize = 4;
 
 /// Most groups: far below half of what the clock counts.
-const MOST_GROUPS: u64 = 1 << 28;
+const MAX_GROUPS: u64 = 1 << 28;
 
 /// A part of the hash of a page's name above, and below when the page was passed, as [`GhostList::clock`]
 /// showed. 0: none.
@@ -30,7 +30,7 @@ pub(crate) struct GhostList {
 impl GhostList {
     /// For a cache that holds `pages` pages.
     pub fn new(pages: u64) -> Self {
-        let groups = std::iter::repeat_with(Default::default).take(pages.clamp(1, MOST_GROUPS) as usize);
+        let groups = std::iter::repeat_with(Default::default).take(pages.clamp(1, MAX_GROUPS) as usize);
         Self { groups: groups.collect(), clock: 1.into() }
     }
 

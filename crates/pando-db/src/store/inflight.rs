@@ -26,8 +26,9 @@ use crate::{
     waiting,
 };
 
-/// Memory of pages that were asked for and stay, in bytes, and at most this part (1/n) of the room.
+/// Most memory of pages that were asked for and stay, in bytes.
 const PASSING_BYTES: u64 = 8 << 20;
+/// The same as a part (1/n) of the room for pages that are read ahead.
 const PASSING_SHARE: u64 = 4;
 
 /// Places in the order of pages read ahead that may be out of date before they are looked through.
@@ -66,17 +67,17 @@ pub(super) struct InFlight {
 /// What [`InFlight::claim`] has come to.
 pub(super) enum Claimed<'i> {
     /// It was read ahead. [`InFlight::taken`] is to be called when it is where others find it. If it is asked for
-    /// `once`, [`InFlight::passed`] may be called instead.
+    /// `once`, [`InFlight::retire`] may be called instead.
     Ahead { page: Arc<Page>, once: bool },
     /// It was read ahead, and was not worth a place in the cache.
     Passing(Arc<Page>),
     /// Somebody was reading it and has come to an end: it may be in the cache now.
     Ended,
-    /// The caller is the one who reads it, if it is not in the cache meanwhile.
+    /// The caller is to read it, if it is not in the cache meanwhile.
     Mine(Claim<'i>),
 }
 
-/// Pieces that the holder reads. Those who wait for them go on when it is dropped.
+/// Pieces that the holder reads. The threads that wait for them go on when it is dropped.
 pub(super) struct Claim<'i> {
     of: &'i InFlight,
     keys: Vec<CacheKey>,
@@ -147,13 +148,17 @@ impl InFlight {
     pub fn taken(&self, key: &CacheKey) {
         let mut state = self.state.lock();
         if let Some(Slot::Ahead { page, .. }) = state.slots.get(key) {
-            self.held.fetch_sub(page.memory() as u64, Relaxed);
+            let bytes = page.memory() as u64;
+            assert!(
+                self.held.fetch_sub(bytes, Relaxed) >= bytes,
+                "a page read ahead goes and was not counted"
+            );
             state.slots.remove(key);
         }
     }
 
     /// A page that was read ahead has been asked for, and goes when others have been.
-    pub fn passed(&self, key: CacheKey) {
+    pub fn retire(&self, key: CacheKey) {
         let mut gone = Vec::new();
         let mut state = self.state.lock();
         let state = &mut *state;
@@ -179,7 +184,9 @@ impl InFlightState {
         let key = self.passing.pop_front()?;
         match self.slots.remove(&key) {
             Some(Slot::Passing(page)) => {
-                self.passing_bytes -= page.memory() as u64;
+                let bytes = page.memory() as u64;
+                assert!(self.passing_bytes >= bytes, "a page that was asked for goes and was not counted");
+                self.passing_bytes -= bytes;
                 Some(page)
             }
             _ => unreachable!("what stays is taken out here only"),
@@ -201,8 +208,8 @@ impl Claim<'_> {
         }
     }
 
-    /// Keeps pages, of those it is for, for who asks for them later, which is `once` as a rule, or is not. What has
-    /// no room any more is given back, the oldest first: it belongs into the cache.
+    /// Keeps pages, of those it is for, for the threads that ask for them later, which is `once` as a rule, or is
+    /// not. What has no room any more is given back, the oldest first: it belongs into the cache.
     pub fn keep_ahead<'p>(
         &self,
         once: bool,

@@ -23,7 +23,7 @@ use crate::{
     format::node_codec::{MAX_HEADER_BYTES, encode_header, pack},
     node::{MAX_RAW_BYTES, Node, PageLoc, PageRef, Segment, stored::Stored},
     space::{Extent, Space},
-    store::{pager::Pager, scattered},
+    store::{pager::Pager, scattered, table::MAX_PARTS},
 };
 
 /// Most extents of pages that a version of a node takes over.
@@ -78,6 +78,7 @@ pub(crate) fn store_node(
 
     let places = parts.iter().zip(0u8..).flat_map(|(part, at)| part.offsets().map(move |o| (at, o)));
     let mut places = places.collect::<Vec<_>>().into_iter();
+    assert!(parts.len() + kept.len() <= MAX_PARTS, "a node in more extents than the table names");
     for (page, old) in new.pages_mut().zip(node.pages()) {
         let PageLoc::Home(segment) = &mut page.loc else { continue };
         let found = match &old.loc {

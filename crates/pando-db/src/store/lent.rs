@@ -18,7 +18,7 @@ use bytes::Bytes;
 use crate::{device::Device, store::page_id::Wanted};
 
 /// Most memory that is lent at a time, in bytes.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_LENT_BYTES: u64 = 64 << 20;
 
 /// Reads into memory of the device.
 pub(super) struct Lender {
@@ -41,7 +41,8 @@ impl AsRef<[u8]> for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        self.out.fetch_sub(self.bytes.len() as u64, Relaxed);
+        let bytes = self.bytes.len() as u64;
+        assert!(self.out.fetch_sub(bytes, Relaxed) >= bytes, "memory comes back that was not lent");
     }
 }
 
@@ -55,10 +56,11 @@ impl Lender {
     pub fn read(&self, wanted: &[Wanted<'_>], most: u64) -> Option<Vec<Bytes>> {
         let (first, last) = (wanted.first()?, wanted.last()?);
         let len = last.end() - first.at;
-        if self.out.load(Relaxed) + len > most.min(MOST_BYTES) {
+        if self.out.load(Relaxed) + len > most.min(MAX_LENT_BYTES) {
             return None;
         }
         let bytes = self.device.read_lent(first.at, len as usize).ok()??;
+        assert_eq!(bytes.len() as u64, len, "the device lends other memory than it was asked for");
         self.out.fetch_add(len, Relaxed);
         let all = Bytes::from_owner(Lent { bytes, out: self.out.clone() });
         let piece = |wanted: &Wanted<'_>| {

@@ -24,5 +24,7 @@ mod sequence;
 mod sharded;
 pub mod superblock;
 pub(crate) mod table;
+#[cfg(test)]
+mod tests;
 mod unreadable;
 mod written;

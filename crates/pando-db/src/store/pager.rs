@@ -54,19 +54,21 @@ use crate::{
 
 pub(crate) use crate::store::cached::Keep;
 
-/// Bounds of the raw size at which a page is closed, in bytes.
-const PAGE_MIN: usize = 512;
-const PAGE_MAX: usize = 32 << 10;
+/// Least raw size at which a page is closed, in bytes.
+const MIN_PAGE_BYTES: usize = 512;
+/// Largest raw size at which a page is closed, in bytes.
+const MAX_PAGE_BYTES: usize = 32 << 10;
 
-/// Bytes of the cache under one lock, and most locks. Threads that put something in take one each time, and a
-/// reader may wait until such a thread, which is nicer, runs again. Whatever the number of processors, so
-/// that what is evicted does not depend on it.
-const SHARD: u64 = 4 << 20;
-const MOST_SHARDS: u64 = 64;
+/// Bytes of the cache under one lock. Threads that insert take one lock each time, and a reader may wait until such a
+/// thread, which has a lower priority, runs again. The number of processors does not matter, so that it does not
+/// decide what is evicted.
+const CACHE_SHARD_BYTES: u64 = 4 << 20;
+/// Most locks of a cache.
+const MAX_SHARDS: u64 = 64;
 
 /// Size of a page, in bytes, for which there are marks of passed pages: where pages are smaller, of fewer
 /// than the cache holds, so that the marks take a 256th of the budget at most.
-const LEAST_PASSED: usize = 8 << 10;
+const MIN_MARKED_PAGE_BYTES: usize = 8 << 10;
 
 /// Part (1/n) of the cache's budget that one request reads ahead at most.
 const AHEAD_SHARE: u64 = 16;
@@ -83,10 +85,10 @@ const LENT_SHARE: u64 = 2;
 
 /// Part (1/n) of the budget that entries of pages may have; as long as they have less, pages have the rest.
 const ROW_SHARE: u64 = 8;
-/// Part (1/n) of the budget by which their memory has to change before pages are told, and entries that are
-/// noted between two looks at it.
-const WORTH_TELLING: u64 = 64;
-const LOOK_EVERY: u64 = 64;
+/// Part (1/n) of the budget by which the memory of entries has to change before the share of pages is set anew.
+const BUDGET_STEP_SHARE: u64 = 64;
+/// Entries that are noted between two comparisons of that memory.
+const ENTRIES_BETWEEN_LOOKS: u64 = 64;
 
 /// A node as a reader holds it.
 #[derive(Debug, Clone)]
@@ -113,7 +115,7 @@ pub(crate) struct Pager {
     /// What the cache was told; to ask it takes a lock of each of its parts, and every write asks.
     budget: AtomicU64,
     /// What was read with [`Keep::Again`].
-    passed: GhostList,
+    scanned: GhostList,
     page_target: usize,
     node_size: usize,
     codec: Codec,
@@ -129,16 +131,16 @@ impl Pager {
         let options = OptionsBuilder::new()
             .estimated_items_capacity((budget / (16 << 10)).max(64) as usize)
             .weight_capacity(budget)
-            .shards((budget / SHARD).clamp(2, MOST_SHARDS) as usize)
+            .shards((budget / CACHE_SHARD_BYTES).clamp(2, MAX_SHARDS) as usize)
             .build()
             .unwrap_or_else(|e| unreachable!("all that has no default was given: {e}"));
-        let page_target = (node_size as usize / 8).clamp(PAGE_MIN, PAGE_MAX);
+        let page_target = (node_size as usize / 8).clamp(MIN_PAGE_BYTES, MAX_PAGE_BYTES);
         Self {
             lender: Lender::new(device.clone()),
             device,
             codec,
             node_size: node_size as usize,
-            passed: GhostList::new(budget / page_target.max(LEAST_PASSED) as u64),
+            scanned: GhostList::new(budget / page_target.max(MIN_MARKED_PAGE_BYTES) as u64),
             page_target,
             rows: RowCache::new(budget / ROW_SHARE, page_target),
             rows_noted: 0.into(),
@@ -190,9 +192,10 @@ impl Pager {
     /// Gives pages and headers what entries of pages, and pages that were read ahead, leave.
     fn share_with_rows(&self) {
         let budget = self.budget();
-        let step = (budget / WORTH_TELLING).max(1);
+        let step = (budget / BUDGET_STEP_SHARE).max(1);
         let rows = self.rows.weight().next_multiple_of(step).min(budget / ROW_SHARE);
         let ahead = self.in_flight.held().next_multiple_of(step).min(budget / 2);
+        assert!(rows + ahead <= budget, "parts of the cache have more than its budget");
         self.row_bytes.store(rows, Ordering::Relaxed);
         self.ahead_bytes.store(ahead, Ordering::Relaxed);
         self.cache.set_capacity(budget - rows - ahead);
@@ -201,7 +204,7 @@ impl Pager {
     /// The same if the memory of pages that were read ahead has changed enough.
     fn share_with_pages_ahead(&self) {
         if self.in_flight.held().abs_diff(self.ahead_bytes.load(Ordering::Relaxed))
-            > self.budget() / WORTH_TELLING
+            > self.budget() / BUDGET_STEP_SHARE
         {
             self.share_with_rows();
         }
@@ -218,9 +221,9 @@ impl Pager {
             return;
         }
         let count = self.rows_noted.fetch_add(1, Ordering::Relaxed);
-        if count.is_multiple_of(LOOK_EVERY)
+        if count.is_multiple_of(ENTRIES_BETWEEN_LOOKS)
             && self.rows.weight().abs_diff(self.row_bytes.load(Ordering::Relaxed))
-                > self.budget() / WORTH_TELLING
+                > self.budget() / BUDGET_STEP_SHARE
         {
             self.share_with_rows();
         }
@@ -319,7 +322,7 @@ impl Pager {
 
     /// Notes that page `i` of a leaf is about to be read, if it is not in the cache. If leaves are read in order it
     /// is read now, with those behind it, and a page behind the leaf is expected next. A hint: what fails is left
-    /// to who needs the page.
+    /// to the read that needs the page.
     pub fn follow(&self, home: Option<&Arc<Stored>>, run: &Run, i: usize) {
         let pages = run.pages.get(i..).unwrap_or_default();
         let Some(wanted) = pages.first().and_then(|page| Wanted::of(home, page)) else { return };
@@ -330,7 +333,7 @@ impl Pager {
         if limit == 0 {
             return;
         }
-        // Not into the cache, where what nobody has asked for yet is the first to go.
+        // Not into the cache, where pages that were not asked for yet are evicted first.
         let read = self.read_side_by_side(home, pages.iter(), limit, Keep::Ahead);
         let last = pages.get(read.len().wrapping_sub(1)).and_then(|page| Wanted::of(home, page));
         if let Some(last) = last {
@@ -402,8 +405,8 @@ impl Pager {
     /// more than its read, and a mount has what it has passed on in the kernel's cache: to keep it costs more than that
     /// when it is read `once`, because the memory is new to the process.
     fn asked_for(&self, key: CacheKey, page: &Arc<Page>, once: bool) -> bool {
-        if (page.is_lent() || once) && !self.was_passed(&key) {
-            self.in_flight.passed(key);
+        if (page.is_lent() || once) && !self.was_scanned(&key) {
+            self.in_flight.retire(key);
             return false;
         }
         self.insert(key, page);
@@ -455,7 +458,7 @@ impl Pager {
         read
     }
 
-    /// The same for pages that nobody will want again, because what they hold is being written anew: up to
+    /// The same for pages that are not read again, because what they hold is being written anew: up to
     /// `limit` bytes, packed and unpacked, one page or more, and the cache does not learn of them. Empty also
     /// if the first is in it.
     pub fn read_for_the_last_time<'p>(
@@ -497,6 +500,7 @@ impl Pager {
             Ok(stored) => stored.into_iter().map(Some).collect(),
             Err(_) => wanted.iter().map(|w| self.read(w.at, w.segment.len).ok()).collect(),
         };
+        assert_eq!(stored.len(), wanted.len(), "other pages are copied than were asked for");
         let given = |(wanted, stored): (&Wanted<'_>, Option<Bytes>)| {
             if stored.as_ref().is_none_or(|stored| xxh3_64(stored) != wanted.segment.sum) {
                 self.unreadable.note(wanted.key);
@@ -506,9 +510,9 @@ impl Pager {
         Ok(wanted.iter().zip(stored).map(given).collect())
     }
 
-    /// Notes that a page is passed, and tells if it was before, not longer ago than the cache holds pages.
-    fn was_passed(&self, key: &CacheKey) -> bool {
-        self.passed.again(Hashing::with_seed(1).hash_one(key), self.budget() / self.page_target as u64)
+    /// Notes that a scan reads a page, and tells if one did before, not longer ago than the cache holds pages.
+    fn was_scanned(&self, key: &CacheKey) -> bool {
+        self.scanned.again(Hashing::with_seed(1).hash_one(key), self.budget() / self.page_target as u64)
     }
 
     fn is_cached(&self, home: Option<&Arc<Stored>>, page: &PageRef) -> bool {
@@ -524,6 +528,7 @@ impl Pager {
         };
         let is_lent = lent.is_some();
         let Ok(pieces) = lent.map_or_else(|| self.read_apart(wanted), Ok) else { return Vec::new() };
+        assert_eq!(pieces.len(), wanted.len(), "a request gives other pages than it was asked for");
         let parse = |(wanted, stored): (&Wanted<'_>, Bytes)| {
             let Wanted { page, segment, key, at } = wanted;
             let parsed = node_codec::load_page(page, *segment, stored, *at).ok()?;
@@ -533,7 +538,7 @@ impl Pager {
             self.misses.add();
             let keep = match keep {
                 Keep::Always => true,
-                Keep::Again => self.was_passed(key),
+                Keep::Again => self.was_scanned(key),
                 Keep::Never | Keep::Ahead | Keep::Once => false,
             };
             if keep {
@@ -569,6 +574,7 @@ impl Pager {
         let filled = buffers.iter_mut().filter(|buffer| !buffer.is_empty());
         let mut filled: Vec<IoSliceMut<'_>> = filled.map(|buffer| IoSliceMut::new(buffer)).collect();
         self.device.read_vectored_at(first.at, &mut filled).map_err(|e| Error::io("read", first.at, e))?;
+        assert_eq!(buffers.len(), 2 * wanted.len(), "pages that are read have other buffers than they need");
         Ok(buffers.into_iter().skip(1).step_by(2).map(Bytes::from).collect())
     }
 

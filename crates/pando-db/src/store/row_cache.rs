@@ -21,14 +21,15 @@ use crate::{
 
 /// Memory of an entry beside key and content, in bytes: the cache's slot, its share of tables that double,
 /// two allocations.
-const ENTRY_BYTES: usize = 192;
-/// Bytes of the cache under one lock, and most locks.
-const SHARD_BYTES: u64 = 512 << 10;
+const ROW_BYTES: usize = 192;
+/// Bytes of the cache under one lock.
+const ROW_SHARD_BYTES: u64 = 512 << 10;
+/// Most locks of a cache.
 const MAX_SHARDS: u64 = 64;
-/// Largest key and content of an entry, as a part (1/n) of a page; and how much is small in any case, in
-/// bytes.
-const PAGE_SHARE: usize = 8;
-const SMALL_BYTES: usize = 192;
+/// Largest key and content of an entry, as a part (1/n) of a page.
+const ROW_PAGE_SHARE: usize = 8;
+/// Bytes of key and content up to which an entry is small whatever the size of a page.
+const SMALL_ROW_BYTES: usize = 192;
 
 /// The name of an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +38,7 @@ struct RowKey {
     suffix: Box<[u8]>,
 }
 
-/// The same, as who looks for it has it.
+/// The same, borrowed, for a lookup.
 struct RowRef<'k> {
     page: CacheKey,
     suffix: &'k [u8],
@@ -71,7 +72,7 @@ struct RowWeighter;
 impl Weighter<RowKey, Row> for RowWeighter {
     fn weight(&self, key: &RowKey, row: &Row) -> u64 {
         let content = row.as_ref().map_or(0, |(_, content)| content.len());
-        (ENTRY_BYTES + key.suffix.len() + content) as u64
+        (ROW_BYTES + key.suffix.len() + content) as u64
     }
 }
 
@@ -86,14 +87,14 @@ impl RowCache {
     /// A cache of `budget` bytes for entries of pages of `page_target` bytes.
     pub fn new(budget: u64, page_target: usize) -> Self {
         let options = OptionsBuilder::new()
-            .estimated_items_capacity((budget / (2 * ENTRY_BYTES as u64)).max(64) as usize)
+            .estimated_items_capacity((budget / (2 * ROW_BYTES as u64)).max(64) as usize)
             .weight_capacity(budget)
-            .shards((budget / SHARD_BYTES).clamp(2, MAX_SHARDS) as usize)
+            .shards((budget / ROW_SHARD_BYTES).clamp(2, MAX_SHARDS) as usize)
             .build()
             .unwrap_or_else(|e| unreachable!("all that has no default was given: {e}"));
         let rows =
             Cache::with_options(options, RowWeighter, Hashing::with_seed(2), DefaultLifecycle::default());
-        Self { rows, longest: (page_target / PAGE_SHARE).max(SMALL_BYTES) }
+        Self { rows, longest: (page_target / ROW_PAGE_SHARE).max(SMALL_ROW_BYTES) }
     }
 
     /// What the page says about the key that is `suffix` in it: a message, or `Some(None)` for none. `None`

@@ -13,18 +13,18 @@ use crate::{
     device::{BLOCK, Device},
     error::{Error, Result},
     pool,
-    space::{Extent, MAX_RANGES, Space},
+    space::{Extent, MAX_EXTENT_RANGES, Space},
 };
 
 /// Bit of the length of an extent that has a directory.
 pub(crate) const SCATTERED: u32 = 1 << 31;
-const MAGIC: u32 = u32::from_le_bytes(*b"PDIR");
+const DIRECTORY_MAGIC: u32 = u32::from_le_bytes(*b"PDIR");
 /// Bytes of a directory before its ranges: magic, number of ranges, checksum of these.
-const DIRECTORY_HEAD: usize = 4 + 4 + 8;
+const DIRECTORY_HEAD_BYTES: usize = 4 + 4 + 8;
 /// Bytes of a range in a directory: offset and length.
-const RANGE: usize = 8 + 4;
+const RANGE_BYTES: usize = 8 + 4;
 const _: () = assert!(
-    DIRECTORY_HEAD + MAX_RANGES * RANGE <= BLOCK as usize,
+    DIRECTORY_HEAD_BYTES + MAX_EXTENT_RANGES * RANGE_BYTES <= BLOCK as usize,
     "the ranges of an extent fit its directory"
 );
 
@@ -79,8 +79,8 @@ fn encode(extent: &Extent) -> Bytes {
         ranges.put_u32_le((range.end - range.start) as u32);
     }
     let mut out = BytesMut::with_capacity(BLOCK as usize);
-    out.put_u32_le(MAGIC);
-    out.put_u32_le((ranges.len() / RANGE) as u32);
+    out.put_u32_le(DIRECTORY_MAGIC);
+    out.put_u32_le((ranges.len() / RANGE_BYTES) as u32);
     out.put_u64_le(xxh3_64(&ranges));
     out.put_slice(&ranges);
     assert!(out.len() <= BLOCK as usize, "a directory of more than a block");
@@ -91,10 +91,10 @@ fn encode(extent: &Extent) -> Bytes {
 /// The ranges of a directory; `None` if it is damaged.
 fn decode(mut block: Bytes) -> Option<Vec<Range<u64>>> {
     let (magic, number, sum) = (block.get_u32_le(), block.get_u32_le() as usize, block.get_u64_le());
-    if magic != MAGIC || number > MAX_RANGES {
+    if magic != DIRECTORY_MAGIC || number > MAX_EXTENT_RANGES {
         return None;
     }
-    let mut entries = block.split_to(number * RANGE);
+    let mut entries = block.split_to(number * RANGE_BYTES);
     if xxh3_64(&entries) != sum {
         return None;
     }
@@ -176,7 +176,7 @@ mod tests {
         // Whatever bit of its directory is another, or if the name is, it is found out.
         let mut block = vec![0; BLOCK as usize];
         device.read_at(extent.offset, &mut block).unwrap();
-        let used = DIRECTORY_HEAD + extent.ranges().count() * RANGE;
+        let used = DIRECTORY_HEAD_BYTES + extent.ranges().count() * RANGE_BYTES;
         for bit in 0..used * 8 {
             block[bit / 8] ^= 1 << (bit % 8);
             device.write_at(extent.offset, &block).unwrap();

@@ -16,8 +16,8 @@ const SEQUENCES: usize = 16;
 const MIN_READS: u32 = 3;
 /// What one read brings at first and at most, in bytes.
 const FIRST_BYTES: usize = 64 << 10;
-const MAX_BYTES: usize = 512 << 10;
-/// Most that may lie between two pages of a sequence, in bytes: what was in memory already, or nobody wanted.
+const MAX_AHEAD_BYTES: usize = 512 << 10;
+/// Most that may lie between two pages of a sequence, in bytes: what was in memory already, or was not wanted.
 const MAX_GAP_BYTES: u64 = 64 << 10;
 
 /// Pages that were read one behind the other.
@@ -67,7 +67,7 @@ impl Sequences {
         }
         match reads.checked_sub(MIN_READS) {
             None => 0,
-            Some(more) => (FIRST_BYTES << more.min(8)).min(MAX_BYTES),
+            Some(more) => (FIRST_BYTES << more.min(8)).min(MAX_AHEAD_BYTES),
         }
     }
 

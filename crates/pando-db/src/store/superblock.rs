@@ -45,7 +45,7 @@ pub const MIN_LOG: u64 = 64 << 10;
 /// Largest log region, in bytes; bounds the memory that reading a hostile log can take.
 pub const MAX_LOG: u64 = 1 << 30;
 
-const MAGIC: [u8; 8] = *b"PANDO\0\0\x01";
+const SUPERBLOCK_MAGIC: [u8; 8] = *b"PANDO\0\0\x01";
 /// Bit of an incompatible feature: write-outs of the log end with guards, which to older code are the end of the log.
 pub const GUARDED_LOG: u64 = 1;
 /// Bit of an incompatible feature: entries of the table and references to pages may have bounds of key lengths.
@@ -59,9 +59,10 @@ pub const BARE_PAGES: u64 = 8;
 pub const WRITTEN_FEATURES: u64 = GUARDED_LOG | KEY_BOUNDS | BARE_PAGES;
 /// Bits of the incompatible features that this code knows.
 const KNOWN_FEATURES: u64 = WRITTEN_FEATURES | SCATTERED_EXTENTS;
-/// Bytes of a superblock, and where its checksum begins, in bytes.
+/// Bytes of a superblock.
 const SIZE: usize = BLOCK as usize;
-const CHECKSUM_AT: usize = SIZE - 8;
+/// Where the checksum of a superblock begins, in bytes.
+const CHECKSUM_OFFSET: usize = SIZE - 8;
 /// No counter in a store reaches this; above it, arithmetic could overflow.
 const MAX_COUNT: u64 = 1 << 62;
 /// Half of what the deepest translation table reaches (8 levels of 6 bits).
@@ -146,13 +147,13 @@ pub fn read(device: &dyn Device) -> Result<Slots> {
     for slot in 0..2 {
         let mut block = [0; SIZE];
         device.read_at(slot * BLOCK, &mut block).map_err(|e| Error::io("read", slot * BLOCK, e))?;
-        if block[..8] != MAGIC {
+        if block[..8] != SUPERBLOCK_MAGIC {
             damaged = Some((slot, "it does not begin as a superblock does"));
             continue;
         }
         magic = true;
         let generation = u64::from_le_bytes(Fields(&block[16..]).take());
-        let valid = xxh3_64(&block[..CHECKSUM_AT]).to_le_bytes() == block[CHECKSUM_AT..];
+        let valid = xxh3_64(&block[..CHECKSUM_OFFSET]).to_le_bytes() == block[CHECKSUM_OFFSET..];
         // The wrong parity: a misdirected write.
         let placed = generation % 2 == slot;
         if !valid || !placed {
@@ -214,7 +215,7 @@ impl Superblock {
             block[at..at + bytes.len()].copy_from_slice(bytes);
             at += bytes.len();
         };
-        put(&MAGIC);
+        put(&SUPERBLOCK_MAGIC);
         put(&VERSION.to_le_bytes());
         put(&(BLOCK as u32).to_le_bytes());
         put(&self.generation.to_le_bytes());
@@ -239,14 +240,14 @@ impl Superblock {
         put(&[self.table.depth, self.clean as u8, 0, 0]);
         put(&padded::<64>(&self.label));
         put(&self.log_durable.to_le_bytes());
-        let checksum = xxh3_64(&block[..CHECKSUM_AT]).to_le_bytes();
-        block[CHECKSUM_AT..].copy_from_slice(&checksum);
+        let checksum = xxh3_64(&block[..CHECKSUM_OFFSET]).to_le_bytes();
+        block[CHECKSUM_OFFSET..].copy_from_slice(&checksum);
         block
     }
 
     /// Decodes a block whose magic and checksum are right.
     fn decode(block: &[u8; SIZE], device_size: u64, at: u64) -> Result<Self> {
-        let mut fields = Fields(&block[8..CHECKSUM_AT]);
+        let mut fields = Fields(&block[8..CHECKSUM_OFFSET]);
         let version = fields.u32();
         if version != VERSION {
             return Err(Error::Format(format!("its format is version {version}; this is {VERSION}")));

@@ -22,19 +22,20 @@ use crate::{
     store::scattered::{self, SCATTERED, stored_len},
 };
 
-const BITS: u32 = 6;
-pub(crate) const SLOTS: usize = 1 << BITS;
+const SLOT_BITS: u32 = 6;
+pub(crate) const SLOTS: usize = 1 << SLOT_BITS;
 const LEAF_MAGIC: u32 = u32::from_le_bytes(*b"PTBK");
 /// Of a page without bounds of keys, as stores had them before these were kept.
 const LEAF_MAGIC_WITHOUT_BOUNDS: u32 = u32::from_le_bytes(*b"PTBL");
 const INNER_MAGIC: u32 = u32::from_le_bytes(*b"PTBI");
-const LEAF_ENTRY: usize = 4 + 1 + BOUND + 4 + 8 + 1;
-const BOUND: usize = 4;
-const PART: usize = 8 + 4;
+const LEAF_ENTRY_BYTES: usize = 4 + 1 + BOUND_BYTES + 4 + 8 + 1;
+const BOUND_BYTES: usize = 4;
+const PART_BYTES: usize = 8 + 4;
 /// Most extents of one node.
 pub(crate) const MAX_PARTS: usize = 255;
 /// Longest page, in bytes.
-const MAX_PAGE: u64 = (12 + SLOTS * (LEAF_ENTRY + PART * MAX_PARTS)).next_multiple_of(BLOCK as usize) as u64;
+const MAX_TABLE_PAGE_BYTES: u64 =
+    (12 + SLOTS * (LEAF_ENTRY_BYTES + PART_BYTES * MAX_PARTS)).next_multiple_of(BLOCK as usize) as u64;
 /// Most levels: enough for every `u64` that a store will ever count to.
 pub(crate) const MAX_DEPTH: u8 = 8;
 
@@ -119,7 +120,7 @@ pub(crate) struct Table {
 }
 
 fn slot_of(id: NodeId, level: u8) -> usize {
-    (id >> (BITS * u32::from(level))) as usize & (SLOTS - 1)
+    (id >> (SLOT_BITS * u32::from(level))) as usize & (SLOTS - 1)
 }
 
 impl TablePage {
@@ -142,7 +143,8 @@ impl TablePage {
 impl Table {
     /// Whether `id` lies within the reach of the current depth.
     fn reaches(&self, id: NodeId) -> bool {
-        self.depth > 0 && (u32::from(self.depth) * BITS >= 64 || id >> (BITS * u32::from(self.depth)) == 0)
+        self.depth > 0
+            && (u32::from(self.depth) * SLOT_BITS >= 64 || id >> (SLOT_BITS * u32::from(self.depth)) == 0)
     }
 
     pub fn get(&self, id: NodeId) -> Option<&Entry> {
@@ -178,8 +180,10 @@ impl Table {
         }
         let shared = entry.as_ref().is_some_and(Entry::is_shared);
         let before = set_in(&mut self.root, self.depth - 1, id, entry);
+        let was_shared = before.is_some_and(|entry| entry.is_shared());
         self.shared += u64::from(shared);
-        self.shared -= u64::from(before.is_some_and(|entry| entry.is_shared()));
+        assert!(self.shared >= u64::from(was_shared), "a shared node goes that was not counted");
+        self.shared -= u64::from(was_shared);
         if self.root.is_none() {
             self.depth = 0;
         }
@@ -189,7 +193,7 @@ impl Table {
     pub fn for_each(&self, mut visit: impl FnMut(NodeId, &Entry)) {
         fn walk(page: &TablePage, level: u8, base: NodeId, visit: &mut dyn FnMut(NodeId, &Entry)) {
             for i in 0..SLOTS {
-                let id = base | (i as u64) << (BITS * u32::from(level));
+                let id = base | (i as u64) << (SLOT_BITS * u32::from(level));
                 match &page.slots {
                     PageSlots::Leaf(slots) => slots[i].iter().for_each(|e| visit(id, e)),
                     PageSlots::Inner(slots) => {
@@ -260,20 +264,20 @@ impl Table {
 
     /// This table with what a checkpoint of `frozen`, an earlier version of it, has written as
     /// `durable`: nodes that have not changed since `frozen` are no longer dirty.
-    pub fn settle(&self, frozen: &Table, durable: &Table) -> Table {
+    pub fn adopt_stored(&self, frozen: &Table, durable: &Table) -> Table {
         assert_eq!(frozen.depth, durable.depth, "a checkpoint has written another table than was frozen");
         let (Some(current), Some(old), Some(new)) = (&self.root, &frozen.root, &durable.root) else {
             return self.clone();
         };
         if self.depth != frozen.depth {
             // The table grew a level meanwhile: the old one is the first slot of the new, per level.
-            return self.settle_deeper(frozen, durable);
+            return self.adopt_stored_deeper(frozen, durable);
         }
-        Table { root: Some(settle_page(current, old, new)), ..*self }
+        Table { root: Some(adopt_stored_page(current, old, new)), ..*self }
     }
 
-    fn settle_deeper(&self, frozen: &Table, durable: &Table) -> Table {
-        let mut settled = self.clone();
+    fn adopt_stored_deeper(&self, frozen: &Table, durable: &Table) -> Table {
+        let mut adopted = self.clone();
         let mut stored = Vec::new();
         durable.for_each(|id, entry| {
             let (Some(now), Some(then)) = (self.get(id), frozen.get(id)) else { return };
@@ -283,8 +287,8 @@ impl Table {
                 stored.push((id, Entry { loc: entry.loc.clone(), ..now.clone() }));
             }
         });
-        stored.into_iter().for_each(|(id, entry)| settled.set(id, Some(entry)));
-        settled
+        stored.into_iter().for_each(|(id, entry)| adopted.set(id, Some(entry)));
+        adopted
     }
 
     /// Reads a table whose root page is at `root`. Every extent is adopted from `space`, so
@@ -350,7 +354,7 @@ fn persist_page(
         PageSlots::Inner(slots) => {
             for (i, child) in slots.iter_mut().enumerate() {
                 if let Some(child) = child {
-                    let base = base | (i as u64) << (BITS * u32::from(level));
+                    let base = base | (i as u64) << (SLOT_BITS * u32::from(level));
                     *child = persist_page(child, level - 1, base, store, write)?;
                 }
             }
@@ -358,6 +362,7 @@ fn persist_page(
     }
     assert!(!new.is_empty(), "an empty table page cannot be loaded");
     let bytes = encode_page(&new);
+    assert!(bytes.len() as u64 <= MAX_TABLE_PAGE_BYTES, "a table page too long to be loaded");
     let sum = xxh3_64(&bytes);
     let len = bytes.len() as u64;
     let extent = write(bytes)?;
@@ -366,7 +371,7 @@ fn persist_page(
     Ok(Arc::new(new))
 }
 
-fn settle_page(
+fn adopt_stored_page(
     current: &Arc<TablePage>,
     frozen: &Arc<TablePage>,
     durable: &Arc<TablePage>,
@@ -389,7 +394,7 @@ fn settle_page(
         (PageSlots::Inner(now), PageSlots::Inner(then), PageSlots::Inner(stored)) => {
             for ((now, then), stored) in now.iter_mut().zip(then).zip(stored) {
                 let (Some(now), Some(then), Some(stored)) = (now, then, stored) else { continue };
-                *now = settle_page(now, then, stored);
+                *now = adopt_stored_page(now, then, stored);
             }
         }
         _ => unreachable!("one level holds one kind of page"),
@@ -410,7 +415,14 @@ fn encode_page(page: &TablePage) -> Bytes {
                 out.put_u32_le(entry.longest.encode());
                 out.put_u32_le(stored.header_len);
                 out.put_u64_le(stored.header_sum);
+                // What the loader refuses.
                 assert!(stored.parts.len() <= MAX_PARTS, "a node in too many pieces");
+                let fits = stored.parts.first().is_some_and(|own| u64::from(stored.header_len) <= own.len);
+                assert!(fits && stored.header_len > 0, "a node whose header is not in its first extent");
+                assert!(
+                    stored.header_len <= MAX_HEADER_BYTES,
+                    "a node whose header is too long to be loaded"
+                );
                 out.put_u8(stored.parts.len() as u8);
                 for part in &stored.parts {
                     out.put_u64_le(part.offset);
@@ -441,7 +453,7 @@ fn load_page(device: &dyn Device, space: &Arc<Space>, at: PageAddress, level: u8
     let PageAddress { offset, len, sum } = at;
     let bad = |detail: &str| Error::corrupt("table page", offset, detail);
     let bytes = len & !SCATTERED;
-    if bytes == 0 || u64::from(bytes) > MAX_PAGE {
+    if bytes == 0 || u64::from(bytes) > MAX_TABLE_PAGE_BYTES {
         return Err(bad("of an impossible length"));
     }
     let extent = scattered::adopt(device, space, (offset, len), false)?;
@@ -478,7 +490,7 @@ fn get_entry(
     bounds: bool,
     bad: &dyn Fn(&str) -> Error,
 ) -> Result<Entry> {
-    if input.remaining() < (if bounds { LEAF_ENTRY } else { LEAF_ENTRY - BOUND }) {
+    if input.remaining() < (if bounds { LEAF_ENTRY_BYTES } else { LEAF_ENTRY_BYTES - BOUND_BYTES }) {
         return Err(bad("shorter than its entries"));
     }
     let (count, height) = (input.get_u32_le(), input.get_u8());
@@ -488,7 +500,7 @@ fn get_entry(
     let longest = if bounds { Longest::decode(input.get_u32_le()) } else { Longest::UNKNOWN };
     let (header_len, header_sum) = (input.get_u32_le(), input.get_u64_le());
     let number = usize::from(input.get_u8());
-    if number == 0 || input.remaining() < number * PART {
+    if number == 0 || input.remaining() < number * PART_BYTES {
         return Err(bad("a node without a place"));
     }
     let mut parts = Vec::with_capacity(number);

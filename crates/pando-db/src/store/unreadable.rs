@@ -42,7 +42,7 @@ impl<K: Copy + Eq + Hash> Unreadable<K> {
         if self.any() { self.places.lock().len() as u64 } else { 0 }
     }
 
-    /// How many were noted so far that were not known: who fails, and finds more than before, may try again
+    /// How many were noted so far that were not known: an edit that fails, and finds more than before, may try again
     /// around it.
     pub fn found(&self) -> u64 {
         self.found.load(Ordering::Acquire)

@@ -49,6 +49,7 @@ impl Written {
         let mut fallen = Vec::new();
         while order.bytes > most && order.pages.len() > 1 {
             let Some((key, bytes)) = order.pages.pop_front() else { break };
+            assert!(order.bytes >= bytes, "a page falls out that was not counted");
             order.bytes -= bytes;
             fallen.push(key);
         }

@@ -24,10 +24,15 @@ use crate::{
     tree::{self, Piece, Progress, View, image::Image},
 };
 
-/// Verify every invariant and every checksum of an image
+/// Verify the checksums of an image, its tree and its space, and the files in it
 #[derive(clap::Args)]
 #[command(
-    after_help = "The image must not be mounted. The exit code is 0 only if it is clean, 3 if damage was found, 2 if
+    after_help = "Verified are: the checksum of every node, page, extent directory and page of the table; the order and
+the ranges of keys and messages; heights and reference counts; who owns which space; and in the file system records,
+link counts, inode numbers, blocks, accounts, snapshots and forks. The superblock and the log are verified as the image
+is opened. That data is what was once written is known by its checksum only.
+
+The image must not be mounted. The exit code is 0 only if it is clean, 3 if damage was found, 2 if
 IMAGE is no image of a file system (or one of a format that this program does not know).
 
 Example: pando check --json grove.img"

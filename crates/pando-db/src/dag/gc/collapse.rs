@@ -31,14 +31,14 @@ use crate::{
 };
 
 /// Nodes that are read for one that is looked at.
-const MOST_READ_NODES: usize = 256;
+const MAX_READ_NODES: usize = 256;
 /// Nodes that refer to one that is changed: each is looked at once more then.
-const MOST_REFERRERS: usize = 64;
+const MAX_REFERRER_NODES: usize = 64;
 /// Most bytes that are gathered, if as many leaves as a node has edges hold more.
-const MOST_BYTES: usize = 512 << 10;
+const MAX_GATHERED_BYTES: usize = 512 << 10;
 /// Least height of a node that is worth a look, in levels.
-const LEAST_LEVELS: u8 = 2;
-/// What a node takes on the device is a multiple of so many bytes.
+const MIN_COLLAPSE_LEVELS: u8 = 2;
+/// Bytes of a block: what a node takes on the device is a multiple of it.
 const BLOCK_BYTES: usize = 4096;
 
 /// A node that can become lower, and all that refer to it.
@@ -69,7 +69,7 @@ impl Survey for CollapseSurvey {
         let mut read = 0;
         while read < nodes {
             let Some(((Reverse(height), id), above)) = self.queue.pop_first() else { return Ok(false) };
-            // What cannot be read refers to nobody knows what: its references will be missed when they are counted.
+            // What an unreadable node refers to is not known: its targets keep more references than are met here.
             let Some(node) = or_if_damaged(edit.peek(id).map(Some), None)? else { continue };
             read += 1;
             if !above.too_many {
@@ -89,13 +89,13 @@ impl Survey for CollapseSurvey {
                 let child = edge.child.iter().map(|target| (target, least));
                 for (target, least) in child.chain(gotos.map(|target| (target, 0))) {
                     let below = edit.height(target.id)?;
-                    if below < LEAST_LEVELS || below >= height {
+                    if below < MIN_COLLAPSE_LEVELS || below >= height {
                         continue;
                     }
                     let known = self.queue.entry((Reverse(below), target.id)).or_default();
                     known.least = known.least.max(least);
                     if known.nodes.last() != Some(&id) && !known.too_many {
-                        known.too_many = known.nodes.len() == MOST_REFERRERS;
+                        known.too_many = known.nodes.len() == MAX_REFERRER_NODES;
                         known.nodes.push(id);
                     }
                     if known.too_many {
@@ -128,8 +128,8 @@ struct Gathering {
 impl Gathering {
     fn new(edit: &Edit<'_>) -> Self {
         let limits = edit.cx.limits;
-        let left_bytes = (limits.fanout * limits.node).min(MOST_BYTES.max(limits.node / 2));
-        Self { left_bytes, left_nodes: MOST_READ_NODES, met: HashMap::new() }
+        let left_bytes = (limits.fanout * limits.node).min(MAX_GATHERED_BYTES.max(limits.node / 2));
+        Self { left_bytes, left_nodes: MAX_READ_NODES, met: HashMap::new() }
     }
 
     /// Counts bytes that were found; false if that is too many.
@@ -185,6 +185,8 @@ impl Edit<'_> {
             }
         };
         assert!(node.height < old.height, "a node that is to become lower does not");
+        assert!(node.height >= least, "a node becomes lower than the Gotos above it allow");
+        assert_eq!(node.span, old.span, "a node that becomes lower holds other keys");
         self.put_pruned(id, node)?;
         for above in referrers {
             self.check_gotos(*above)?;
@@ -218,12 +220,18 @@ impl Edit<'_> {
     /// take no more space than what would go with what it is now.
     fn in_place_of(&self, id: NodeId, least: u8, met: &mut Gathering) -> Result<Option<Pieces>> {
         let node = self.load(id)?;
-        if node.height < LEAST_LEVELS.max(least.saturating_add(1)) {
+        let whole = node.span.clone();
+        if node.height < MIN_COLLAPSE_LEVELS.max(least.saturating_add(1)) {
             return Ok(None);
         }
         met.meet(id, &node);
         let Some(run) = self.gathered(&node, met)? else { return Ok(None) };
         let pieces = self.split_if_large(Node { height: 0, span: node.span, body: Body::Leaf(run) })?;
+        assert!(pieces.iter().all(|piece| piece.height == 0), "what is gathered is no leaf");
+        let (first, last) = (pieces.first(), pieces.last());
+        let covers = first.is_some_and(|first| first.span.lo == whole.lo)
+            && last.is_some_and(|last| last.span.hi == whole.hi);
+        assert!(covers, "leaves in the place of a node hold other keys");
         let above = if pieces.len() > 1 || least > 0 { BLOCK_BYTES } else { 0 };
         let made = pieces.iter().map(on_device).sum::<usize>() + above;
         Ok((made <= self.bytes_that_go(id, met)?).then_some(pieces))
@@ -292,7 +300,9 @@ impl Edit<'_> {
         let mut bytes = 0;
         // All that refers to a node is higher.
         for (_, at) in order {
-            let goes = at == id || lost.get(&at).is_some_and(|lost| *lost == self.count(at));
+            let references = lost.get(&at).copied().unwrap_or(0);
+            assert!(references <= self.count(at), "node {at} has fewer references than were met");
+            let goes = at == id || references > 0 && references == self.count(at);
             let Some((below, own)) = met.met.get(&at).filter(|_| goes) else { continue };
             bytes += own;
             below.iter().for_each(|child| *lost.entry(*child).or_default() += 1);

@@ -15,7 +15,7 @@ use std::{cmp::Reverse, collections::BTreeMap};
 use crate::{dag::edit::Edit, error::Result, node::NodeId};
 
 /// Tall nodes that one step looks at.
-const MOST_NODES: usize = 2048;
+const MAX_TALL_NODES: usize = 2048;
 
 impl Edit<'_> {
     /// Makes some nodes above the limit of tall ones lower; whether there were any that could be. Nothing may wait to
@@ -41,7 +41,7 @@ impl Edit<'_> {
         let mut found = Vec::new();
         // All that refers to a node is higher, and has been seen when its turn comes.
         while let Some(((Reverse(_), id), least)) = queue.pop_first() {
-            if found.len() >= MOST_NODES {
+            if found.len() >= MAX_TALL_NODES {
                 break;
             }
             found.push((id, least));

@@ -26,13 +26,13 @@ use crate::{
     key::{Lens, Span, Spans},
     node::{
         Body, Edge, Node, NodeId, PageRef, Target,
-        ranged::{clip, cut},
+        ranged::{are_apart, clip, cut},
     },
     store::table::Table,
 };
 
 /// A leaf is pruned if that frees at least 1/n of it.
-const WORTH_FRACTION: usize = 8;
+const PRUNE_FRACTION: usize = 8;
 
 /// A node and the local keys that some path shows, ascending and apart.
 pub(crate) type Prunable = (NodeId, Vec<Span>);
@@ -106,7 +106,7 @@ impl Edit<'_> {
         if height == 0 && shown.is_none() {
             return Ok(true);
         }
-        // What cannot be read refers to nobody knows what, so all of that is taken to be shown.
+        // What an unreadable node refers to is not known, so all of its possible targets count as shown.
         let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(true) };
         if let Some(shown) = &shown
             && is_worth_it(&node, shown)
@@ -199,6 +199,8 @@ impl Edit<'_> {
                 join_empty(edges);
             }
         }
+        assert!(node.bytes() <= old.bytes(), "a node is larger than before it was pruned");
+        assert!(are_apart(shown), "parts of a node that are shown overlap");
         if cfg!(debug_assertions) {
             assert_shows_the_same(&old, &node, shown);
         }
@@ -246,7 +248,7 @@ fn is_worth_it(node: &Node, shown: &[Span]) -> bool {
         Body::Leaf(run) => {
             let unseen = run.pages.iter().filter(|page| !is_seen(page, shown));
             let bytes: usize = unseen.map(|page| page.raw as usize).sum();
-            bytes > 0 && bytes >= run.bytes() / WORTH_FRACTION
+            bytes > 0 && bytes >= run.bytes() / PRUNE_FRACTION
         }
         Body::Interior(edges) => {
             let idle = |(i, edge): (usize, &Edge)| match needs(edge, &node.edge_span(i), shown) {

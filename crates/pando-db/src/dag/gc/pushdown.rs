@@ -33,9 +33,9 @@ pub(crate) enum Tombstones {
     AndMessages,
 }
 
-/// Where space is short, messages are carried down from an edge where they have at least 1/n of a node, and so many
-/// bytes: less would not free a block.
+/// Where space is short, messages are flushed from an edge where they have at least 1/n of a node.
 const MANY_FRACTION: usize = 32;
+/// Least bytes of messages that are flushed then: fewer would not free a block.
 const MANY_BYTES: usize = 4 << 10;
 
 /// A bounded piece of a walk.
@@ -66,7 +66,7 @@ impl Edit<'_> {
         lens: &Lens,
         walk: &mut TombstoneWalk<'_>,
     ) -> Result<Option<Bytes>> {
-        // What cannot be read is passed by, and so is what a sealed image shows more of than there is.
+        // What cannot be read is path by, and so is what a sealed image shows more of than there is.
         let node = or_if_damaged(self.peek(id).map(Some), None)?;
         let Some(node) = node.filter(|node| node.span.covers(seen)) else { return Ok(None) };
         walk.left = walk.left.saturating_sub(1);
@@ -89,6 +89,8 @@ impl Edit<'_> {
                 false => walk.which != Tombstones::Worthwhile && self.leads_to_nothing(edge)?,
             };
             if wanted {
+                let ascends = walk.found.last().is_none_or(|last| *last <= key) && *walk.from <= key;
+                assert!(ascends, "a walk for deletes goes back");
                 walk.found.push(key);
             }
             let Some(target) = edge.child.as_ref().filter(|_| private) else { continue };
@@ -122,7 +124,7 @@ impl Edit<'_> {
     pub fn push_down_at(&mut self, key: &Bytes, which: Tombstones) -> Result<bool> {
         let mut any = false;
         let (mut id, mut lens, mut above) = (self.root, Lens::identity(), None);
-        let mut passed = vec![id];
+        let mut path = vec![id];
         while !self.is_large() {
             // Most nodes are only looked at: what is to be changed is copied, with all that waits there.
             let node = self.handle_below(id, above)?.node;
@@ -156,10 +158,10 @@ impl Edit<'_> {
             }
             lens = lens.then(&Lens::of_edge(&node.edge_span(i), &target.prepend));
             (id, above) = (target.id, Some(node.height));
-            passed.push(id);
+            path.push(id);
         }
         if any {
-            self.lower_path(&passed)?;
+            self.lower_path(&path)?;
         }
         Ok(any)
     }
@@ -171,6 +173,7 @@ impl Edit<'_> {
         let (span, height) = (node.span.clone(), node.height);
         let Body::Interior(edges) = &mut node.body else { return Ok(false) };
         let Some(edge) = edges.get_mut(i) else { return Ok(false) };
+        assert!(self.leads_to_nothing(edge)?, "a child that shows something is taken off its edge");
         (edge.child, edge.loose) = (None, false);
         edge.drop_idle();
         *edges = self.joined(std::mem::take(edges), &span, height)?;

@@ -16,7 +16,7 @@ pub(crate) trait Survey {
     /// same version each time.
     fn go_on(&mut self, edit: &Edit<'_>, nodes: usize) -> Result<bool>;
 
-    /// What it has found and nobody has taken yet.
+    /// What it has found and its caller has not taken yet.
     fn found(&mut self) -> &mut VecDeque<Self::Found>;
 
     /// Changes a node that was found in the version of `surveyed`, unless what was found is true of it no more; whether

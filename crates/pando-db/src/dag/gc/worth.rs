@@ -17,9 +17,9 @@ use crate::{
 /// Deletes are carried on beside writes if they give back at least 1/n of a node.
 const WORTH_FRACTION: usize = 32;
 /// A delete in memory is large if it gives back at least 1/n of a node.
-const LARGE_FRACTION: usize = 4;
+const LARGE_DELETE_FRACTION: usize = 4;
 /// Headers that are read for one estimate.
-const LOOKS: usize = 16;
+const ESTIMATE_HEADERS: usize = 16;
 
 impl Edit<'_> {
     /// True if the deletes that wait at edge `i` of `node` give back enough for being carried into its child, which
@@ -34,7 +34,7 @@ impl Edit<'_> {
         }
         let enough = (self.cx.limits.node / WORTH_FRACTION).max(1);
         let live = node.edge_span(i);
-        let mut estimate = Estimate { enough, bytes: 0, looks: LOOKS };
+        let mut estimate = Estimate { enough, bytes: 0, looks: ESTIMATE_HEADERS };
         let deleted = edge.deleted();
         if deleted.iter().next().is_some() {
             self.add_covered(&deleted, target, &live, &mut estimate)?;
@@ -46,7 +46,7 @@ impl Edit<'_> {
             // Which of the messages are deletes is not known without reading them.
             estimate.bytes += points.map(|page| page.count as usize).sum::<usize>().saturating_mul(each);
         }
-        *left = left.saturating_sub(LOOKS - estimate.looks);
+        *left = left.saturating_sub(ESTIMATE_HEADERS - estimate.looks);
         Ok(estimate.bytes >= enough)
     }
 
@@ -65,7 +65,7 @@ impl Edit<'_> {
     pub fn is_large_delete(&self, range: &Span, left: usize) -> Result<bool> {
         let mut deleted = Spans::default();
         deleted.insert(range.clone());
-        let enough = (self.cx.limits.node / LARGE_FRACTION).max(1);
+        let enough = (self.cx.limits.node / LARGE_DELETE_FRACTION).max(1);
         let mut estimate = Estimate { enough, bytes: 0, looks: left };
         self.add_covered(&deleted, &Target::plain(self.root), &Span::all(), &mut estimate)?;
         Ok(estimate.bytes >= enough)
@@ -186,7 +186,9 @@ fn covered_bytes(page: &PageRef, span: &Span) -> usize {
         return raw;
     }
     let entry = raw / (page.count as usize).max(1);
-    ((share(&first, &last, span) * raw as f64) as usize).max(entry)
+    let bytes = ((share(&first, &last, span) * raw as f64) as usize).max(entry);
+    assert!(bytes <= raw, "a part of a page is larger than the page");
+    bytes
 }
 
 /// Bytes of keys, behind what they have in common, that a guess looks at.

@@ -56,6 +56,11 @@ impl Layer {
         let updates = without_deleted(compose(&below, &self.updates, merge), &ranges);
         assert!(are_apart(&ranges), "range messages of one layer overlap");
         assert!(are_apart(&updates), "updates of one layer overlap");
+        let (some, most) = (self.run.entries(), self.run.entries() + older.run.entries());
+        assert!(
+            (some..=most).contains(&run.entries()),
+            "points are lost or made where two layers are merged"
+        );
         Ok(Layer { newest: self.newest, ranges, updates, run })
     }
 

@@ -104,7 +104,7 @@ impl Run {
         for page in &self.pages[self.page_from(&span.lo)..] {
             if page.is_inside(span) {
                 // What an edge over `span` lifts is taken off the page's prefix, which is all that its keys have in
-                // common: only a header that nobody has written says otherwise.
+                // common: only a forged header says otherwise.
                 if page.prefix.len() < shared {
                     return Err(Error::corrupt(
                         "node page",
@@ -183,7 +183,7 @@ pub(crate) fn bounds(page: &PageRef, loaded: &Page, span: &Span) -> (usize, usiz
     (from, to.max(from))
 }
 
-/// Walks a run entry by entry, or page by page where nobody needs the entries.
+/// Walks a run entry by entry, or page by page where the entries are not needed.
 struct RunCursor<'a> {
     run: &'a Run,
     readahead: MergeReadahead<'a>,

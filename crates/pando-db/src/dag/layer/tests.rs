@@ -258,6 +258,40 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    /// Layers that come to an edge one after the other, and are merged, mean what was done in turn: in a layer updates
+    /// are newer than ranges, and points newer than both.
+    #[test]
+    fn layers_of_an_edge_mean_what_was_done_in_turn(
+        tables in prop::collection::vec(prop::collection::vec(step(), 0..8), 1..8),
+        keys in prop::collection::vec(key(), 20), has_child in any::<bool>(),
+    ) {
+        let pager = pager();
+        let mut edge = Edge { child: has_child.then(|| Target::plain(7)), ..Edge::default() };
+        let mut steps = Vec::new();
+        for (newest, table_steps) in (1..).zip(tables) {
+            // A clone would have to be placed.
+            let is_clone = |step: &Step| matches!(step, Step::Range(range) if !range.is_delete());
+            let table_steps: Vec<Step> = table_steps.into_iter().filter(|step| !is_clone(step)).collect();
+            let mut table = Memtable::new(newest - 1, LogPos::default());
+            table_steps.iter().for_each(|step| do_to_table(&mut table, step));
+            table.msn = newest;
+            let layer = table.to_layer(PAGE, |_| None).expect("in memory");
+            edge.push_layer(layer, &pager, &Text).expect("in memory");
+            steps.extend(table_steps);
+            prop_assert!(edge.layers.iter().all(is_sound), "{:?}", edge);
+        }
+        for key in keys {
+            let base = || if has_child { under(&key) } else { None };
+            let expected = steps.iter().fold(base(), |value, step| do_to_value(step, &key, value));
+            let found = edge.layers.iter().fold(base(), |below, layer| meaning(layer, &key, below, &pager));
+            prop_assert_eq!(found, expected, "{:?}", key);
+        }
+    }
+}
+
 /// The header of a hostile image said less of a page's prefix than all its keys have in common. An edge that was
 /// narrowed to some of them lifted more than there was, which was a panic (`corrupt`, image 79599).
 #[test]

@@ -23,9 +23,9 @@ const BLOCK_WORDS: usize = 8;
 /// Keys for a block: a byte for each, which gives 3% of false positives.
 const BLOCK_KEYS: usize = 64;
 /// Bits that a key sets.
-const BITS: u32 = 4;
+const BITS_PER_KEY: u32 = 4;
 /// Bits of a hash that choose one bit of a block.
-const CHOICE: u32 = (BLOCK_WORDS * 64).trailing_zeros();
+const BITS_OF_CHOICE: u32 = (BLOCK_WORDS * 64).trailing_zeros();
 
 /// Keys of a table, approximately.
 #[derive(Clone)]
@@ -64,13 +64,13 @@ impl KeyMark {
     }
 
     fn block(self, blocks: usize) -> usize {
-        (self.hash >> (BITS * CHOICE)) as usize % blocks
+        (self.hash >> (BITS_PER_KEY * BITS_OF_CHOICE)) as usize % blocks
     }
 
     /// The word within its block and the mask of each bit.
     fn bits(self) -> impl Iterator<Item = (usize, u64)> {
-        (0..BITS).map(move |i| {
-            let choice = (self.hash >> (i * CHOICE)) as usize % (BLOCK_WORDS * 64);
+        (0..BITS_PER_KEY).map(move |i| {
+            let choice = (self.hash >> (i * BITS_OF_CHOICE)) as usize % (BLOCK_WORDS * 64);
             (choice / 64, 1 << (choice % 64))
         })
     }

@@ -35,14 +35,15 @@ pub(crate) mod build;
 pub(crate) mod filter;
 pub(crate) mod range;
 
-/// Points from which on a table has a filter, which has room for several times as many. When that is not
-/// enough it is made anew as much larger, up to a size: beyond, more of what it says is wrong, and a larger
-/// one takes too long.
+/// Points from which on a table has a filter.
 const FILTER_FROM_POINTS: usize = 256;
+/// A filter has room for this multiple of the points that there are when it is made; when it is full, a larger one
+/// is made.
 const FILTER_GROWTH_FACTOR: usize = 4;
+/// Points of the largest filter: with more points it has more false positives, and a larger one takes too long.
 const FILTER_MAX_POINTS: usize = 1 << 16;
 /// Estimated bytes of memory per entry beyond key and content.
-const ENTRY_BYTES: usize = 96;
+const POINT_BYTES: usize = 96;
 /// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
 /// in the header, which is read whole.
 const MAX_UPDATE_BYTES: usize = 64 << 10;
@@ -162,7 +163,7 @@ impl Memtable {
             self.bytes += entry_bytes(&key, &msg);
             let len = key.len();
             if let Some(old) = self.points.insert(key, msg) {
-                self.bytes -= ENTRY_BYTES + len + old.len();
+                self.bytes -= POINT_BYTES + len + old.len();
             }
             return;
         }
@@ -205,7 +206,8 @@ impl Memtable {
                 self.insert_update(piece);
             }
         }
-        assert!(self.points_in(&range.span).next().is_none(), "a point under a newer range message");
+        // What was cut out of older ones is put in again, beside the range.
+        assert!(self.ranges_in(&range.span).is_empty(), "a range message under a newer one");
         assert!(self.updates_in(&range.span).is_empty(), "an update under a newer range message");
         self.insert_range(range);
     }
@@ -219,6 +221,8 @@ impl Memtable {
     }
 
     fn remove_range(&mut self, range: &TableRange) {
+        let counted = self.bytes >= range_bytes(range) && (range.is_delete() || self.clones > 0);
+        assert!(counted, "a range message goes that was not counted");
         self.bytes -= range_bytes(range);
         self.clones -= usize::from(!range.is_delete());
         let removed = self.ranges.remove(&range.span.lo);
@@ -239,7 +243,7 @@ impl Memtable {
     /// Bytes of the messages about `span`, counted up to a little over `most`.
     pub fn bytes_in(&self, span: &Span, most: usize) -> usize {
         let ranges = self.ranges_in(span).iter().map(range_bytes).sum::<usize>();
-        let updates = self.updates_in(span).iter().map(|u| ENTRY_BYTES + u.bytes()).sum::<usize>();
+        let updates = self.updates_in(span).iter().map(|u| POINT_BYTES + u.bytes()).sum::<usize>();
         let mut bytes = ranges + updates;
         for (key, msg) in self.points_in(span) {
             if bytes > most {
@@ -274,14 +278,15 @@ impl Memtable {
     }
 
     fn insert_update(&mut self, update: UpdateMsg) {
-        self.bytes += ENTRY_BYTES + update.bytes();
+        self.bytes += POINT_BYTES + update.bytes();
         self.update_bytes += update.bytes();
         let over = self.updates.insert(update.span.lo.clone(), update);
         assert!(over.is_none(), "two updates begin at one key");
     }
 
     fn remove_update(&mut self, update: &UpdateMsg) {
-        self.bytes -= ENTRY_BYTES + update.bytes();
+        assert!(self.update_bytes >= update.bytes(), "an update goes that was not counted");
+        self.bytes -= POINT_BYTES + update.bytes();
         self.update_bytes -= update.bytes();
         let removed = self.updates.remove(&update.span.lo);
         assert!(removed.is_some(), "an update that is not there is taken out");
@@ -445,9 +450,9 @@ fn up_to(key: &[u8]) -> Bounds<'_> {
 }
 
 fn entry_bytes(key: &Bytes, msg: &Msg) -> usize {
-    ENTRY_BYTES + key.len() + msg.len()
+    POINT_BYTES + key.len() + msg.len()
 }
 
 fn range_bytes(range: &TableRange) -> usize {
-    ENTRY_BYTES + HEADER_ITEM_BYTES + range.span.lo.len() + range.origin.as_ref().map_or(0, Bytes::len)
+    POINT_BYTES + HEADER_ITEM_BYTES + range.span.lo.len() + range.origin.as_ref().map_or(0, Bytes::len)
 }

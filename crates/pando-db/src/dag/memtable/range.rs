@@ -51,13 +51,13 @@ impl TableRange {
         assert!(!self.span.is_empty(), "a deferred clone of no keys");
         let lens = Lens::of_edge(&self.span, self.origin.as_ref()?);
         let image = lens.apply_span(&self.span);
-        assert_eq!(image.common_prefix(), lens.pre, "the image of a range has its prefix and no more");
+        assert_eq!(image.common_prefix(), lens.prepend, "the image of a range has its prefix and no more");
         Some((lens, image))
     }
 
     /// The same message with keys seen through `lens`.
     pub fn through(&self, lens: &Lens) -> Self {
-        let longest = self.longest.through(lens.head.len(), lens.pre.len());
+        let longest = self.longest.through(lens.strip.len(), lens.prepend.len());
         Self { span: lens.apply_span(&self.span), origin: self.origin.clone(), longest }
     }
 }

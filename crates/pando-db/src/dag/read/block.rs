@@ -17,37 +17,37 @@ use crate::{
     node::{PageRef, message::Msg, page::Page},
 };
 
-/// How the keys of a page look from the root: `cut`, which all of interest begin with, is taken off the
-/// stored suffix, and `head` put on.
+/// How the keys of a page look from the root: `strip`, which all of interest begin with, is taken off the
+/// stored suffix, and `prepend` put on.
 #[derive(Debug, Clone)]
 pub(crate) struct KeyMap {
-    head: Bytes,
-    cut: Bytes,
+    strip: Bytes,
+    prepend: Bytes,
 }
 
 impl KeyMap {
     /// The keys of `page`, which lies below a path that is `lens`.
     pub fn through(lens: &Lens, page: &PageRef) -> Result<Self> {
-        if page.prefix.starts_with(&lens.pre) {
-            return Ok(Self { head: lens.invert_shared(&page.prefix), cut: Bytes::new() });
+        if page.prefix.starts_with(&lens.prepend) {
+            return Ok(Self { prepend: lens.invert_shared(&page.prefix), strip: Bytes::new() });
         }
-        if lens.pre.starts_with(&page.prefix) {
-            return Ok(Self { head: lens.head.clone(), cut: lens.pre.slice(page.prefix.len()..) });
+        if lens.prepend.starts_with(&page.prefix) {
+            return Ok(Self { prepend: lens.strip.clone(), strip: lens.prepend.slice(page.prefix.len()..) });
         }
         Err(Error::corrupt("node", 0, "a page has a prefix that no key of its range has"))
     }
 
     /// The prefixes that are put on and taken off, without their common suffix: equal for maps that do the same.
     pub fn shortest(&self) -> (Bytes, Bytes) {
-        let Lens { head, pre } = Lens::new(self.head.clone(), self.cut.clone()).shortest();
-        (head, pre)
+        let Lens { strip, prepend } = Lens::new(self.prepend.clone(), self.strip.clone()).shortest();
+        (strip, prepend)
     }
 
     /// Puts the key with this suffix into `out`.
     pub fn key_into(&self, suffix: &[u8], out: &mut Vec<u8>) {
         out.clear();
-        out.extend_from_slice(&self.head);
-        out.extend_from_slice(suffix.get(self.cut.len()..).unwrap_or_default());
+        out.extend_from_slice(&self.prepend);
+        out.extend_from_slice(suffix.get(self.strip.len()..).unwrap_or_default());
     }
 }
 
@@ -59,24 +59,24 @@ pub(crate) enum Block {
     },
     Points(Arc<Vec<(Bytes, Msg)>>),
     /// One pair that several sources have a part in; its key is the entry run's.
-    Settled(Bytes),
+    Resolved(Bytes),
 }
 
 impl Block {
     /// Index of the first entry at or above `key`, and whether it is equal.
     pub fn search(&self, key: &[u8]) -> (usize, bool) {
         match self {
-            Block::Page { page, seen } => match key.strip_prefix(&seen.head[..]) {
-                Some(rest) if seen.cut.is_empty() => page.search(rest),
-                Some(rest) => page.search(&join(&seen.cut, rest)),
-                None if *key < *seen.head => (0, false),
+            Block::Page { page, seen } => match key.strip_prefix(&seen.prepend[..]) {
+                Some(rest) if seen.strip.is_empty() => page.search(rest),
+                Some(rest) => page.search(&join(&seen.strip, rest)),
+                None if *key < *seen.prepend => (0, false),
                 None => (page.len(), false),
             },
             Block::Points(points) => match points.binary_search_by(|(k, _)| (**k).cmp(key)) {
                 Ok(i) => (i, true),
                 Err(i) => (i, false),
             },
-            Block::Settled(_) => (0, false),
+            Block::Resolved(_) => (0, false),
         }
     }
 
@@ -88,7 +88,7 @@ impl Block {
                 out.clear();
                 out.extend_from_slice(&points[i].0);
             }
-            Block::Settled(_) => {}
+            Block::Resolved(_) => {}
         }
     }
 
@@ -96,7 +96,7 @@ impl Block {
         match self {
             Block::Page { page, .. } => page.msg(i),
             Block::Points(points) => points[i].1.clone(),
-            Block::Settled(value) => Msg::Put(value.clone()),
+            Block::Resolved(value) => Msg::Put(value.clone()),
         }
     }
 }
@@ -147,63 +147,63 @@ impl EntryRange {
     }
 }
 
-/// Bytes between the entry that is taken and what the processor is asked to fetch meanwhile, and how much
-/// that is: two lines, more than most entries take.
+/// Bytes between the entry that is taken and what the processor is asked to prefetch meanwhile.
 const PREFETCH_DISTANCE_BYTES: usize = 768;
+/// Bytes that are prefetched: two cache lines, more than most entries take.
 const PREFETCH_BYTES: usize = 128;
 
 /// Pairs that follow each other in one block, and the one that was taken last.
 #[derive(Debug)]
 pub(crate) struct EntryRun {
-    part: EntryRange,
+    range: EntryRange,
     key: Vec<u8>,
     /// Bytes of `key` that all keys of the entry run begin with.
-    head: usize,
-    /// Where the value is in the page of the entry run; `None`: it is `apart`.
+    prefix_len: usize,
+    /// Where the value is in the page of the entry run; `None`: it is in `own`.
     inside: Option<Range<usize>>,
-    apart: Bytes,
+    own: Bytes,
     /// Deleted keys that have been skipped so far, before this run too.
-    passed: u64,
+    skipped: u64,
 }
 
 impl Default for EntryRun {
     fn default() -> Self {
-        let part = EntryRange { block: Block::Settled(Bytes::new()), left: 0..0 };
-        Self { part, key: Vec::new(), head: 0, inside: None, apart: Bytes::new(), passed: 0 }
+        let range = EntryRange { block: Block::Resolved(Bytes::new()), left: 0..0 };
+        Self { range, key: Vec::new(), prefix_len: 0, inside: None, own: Bytes::new(), skipped: 0 }
     }
 }
 
 impl EntryRun {
     /// Goes on along other entries, alone in their range of keys.
-    pub(crate) fn enter(&mut self, part: EntryRange) {
-        self.part = part;
+    pub(crate) fn enter(&mut self, range: EntryRange) {
+        self.range = range;
         self.key.clear();
-        if let Block::Page { seen, .. } = &self.part.block {
-            self.key.extend_from_slice(&seen.head);
+        if let Block::Page { seen, .. } = &self.range.block {
+            self.key.extend_from_slice(&seen.prepend);
         }
-        self.head = self.key.len();
+        self.prefix_len = self.key.len();
         self.inside = None;
-        self.apart = Bytes::new();
+        self.own = Bytes::new();
     }
 
     /// Goes on with one pair.
-    pub(crate) fn enter_settled(&mut self, key: &[u8], value: Bytes) {
-        self.enter(EntryRange { block: Block::Settled(value), left: 0..1 });
+    pub(crate) fn enter_resolved(&mut self, key: &[u8], value: Bytes) {
+        self.enter(EntryRange { block: Block::Resolved(value), left: 0..1 });
         self.key.extend_from_slice(key);
     }
 
     /// True if no entry is left in it.
     pub(crate) fn is_empty(&self) -> bool {
-        self.part.left.is_empty()
+        self.range.left.is_empty()
     }
 
     /// Takes the next pair from an end; `false` if there is none.
     #[inline]
     pub fn advance(&mut self, direction: Direction, merge: &dyn Merge) -> bool {
-        while let Some(i) = self.part.next(direction) {
-            self.part.step(direction);
-            let Block::Page { page, seen } = &self.part.block else {
-                match self.take_apart(i, merge) {
+        while let Some(i) = self.range.next(direction) {
+            self.range.step(direction);
+            let Block::Page { page, seen } = &self.range.block else {
+                match self.take_message(i, merge) {
                     true => return true,
                     false => continue,
                 }
@@ -217,9 +217,9 @@ impl EntryRun {
             };
             page.prefetch(soon, PREFETCH_BYTES);
             self.inside = Some(entry.content.clone());
-            self.key.truncate(self.head);
-            self.key.extend_from_slice(entry.key.get(seen.cut.len()..).unwrap_or_default());
-            if entry.is_put() || self.take_apart(i, merge) {
+            self.key.truncate(self.prefix_len);
+            self.key.extend_from_slice(entry.key.get(seen.strip.len()..).unwrap_or_default());
+            if entry.is_put() || self.take_message(i, merge) {
                 return true;
             }
         }
@@ -229,34 +229,34 @@ impl EntryRun {
     /// The same for entry `i` if it is not a plain value in a page. No older message exists for its key, so this
     /// message alone gives the value.
     #[inline(never)]
-    fn take_apart(&mut self, i: usize, merge: &dyn Merge) -> bool {
-        if let Block::Points(points) = &self.part.block
+    fn take_message(&mut self, i: usize, merge: &dyn Merge) -> bool {
+        if let Block::Points(points) = &self.range.block
             && let Some((key, _)) = points.get(i)
         {
             self.key.clear();
             self.key.extend_from_slice(key);
         }
         self.inside = None;
-        match self.part.block.msg(i).into_value(merge) {
+        match self.range.block.msg(i).into_value(merge) {
             Some(value) => {
-                self.apart = value;
+                self.own = value;
                 true
             }
             None => {
-                self.passed += 1;
+                self.skipped += 1;
                 false
             }
         }
     }
 
-    /// Counts a key that was passed before the entry run.
-    pub(crate) fn pass(&mut self) {
-        self.passed += 1;
+    /// Counts a deleted key that was skipped before the entry run.
+    pub(crate) fn skip(&mut self) {
+        self.skipped += 1;
     }
 
-    /// Keys that were passed since this was asked last.
-    pub(crate) fn take_passed(&mut self) -> u64 {
-        std::mem::take(&mut self.passed)
+    /// Deleted keys that were skipped since this was asked last.
+    pub(crate) fn take_skipped(&mut self) -> u64 {
+        std::mem::take(&mut self.skipped)
     }
 
     /// The key of the pair that was taken last.
@@ -268,17 +268,17 @@ impl EntryRun {
     /// Its value.
     #[inline]
     pub fn value(&self) -> &[u8] {
-        match (&self.inside, &self.part.block) {
+        match (&self.inside, &self.range.block) {
             (Some(content), Block::Page { page, .. }) => page.data().get(content.clone()).unwrap_or_default(),
-            _ => &self.apart,
+            _ => &self.own,
         }
     }
 
     /// Its value, to keep: shares the memory of what it lies in.
     pub fn value_bytes(&self) -> Bytes {
-        match (&self.inside, &self.part.block) {
+        match (&self.inside, &self.range.block) {
             (Some(_), Block::Page { page, .. }) => page.data().slice_ref(self.value()),
-            _ => self.apart.clone(),
+            _ => self.own.clone(),
         }
     }
 }

@@ -6,10 +6,10 @@
 //! reads what it needs (and two pages with one request where its range ends in
 //! the second) and a long one at most twice that; one that is known to take all of its range reads as much as can be
 //! from the first request on. What was read stays with the
-//! scan until it has gone by: a page is read once a scan. After [`MAX_BYTES`] bytes
+//! scan until it has gone by: a page is read once a scan. After [`MAX_REQUEST_BYTES`] bytes
 //! the cache does not learn of what a scan passes for the first time
 //! ([`Keep::Again`]): it goes on in the same little memory instead. Memory:
-//! [`MAX_REQUESTS`] requests of at most [`MAX_BYTES`] bytes. Of short scans one behind the other the pager
+//! [`MAX_REQUESTS`] requests of at most [`MAX_REQUEST_BYTES`] bytes. Of short scans one behind the other the pager
 //! makes requests of several pages: see [`Pager::follow`].
 
 use std::{collections::VecDeque, sync::Arc};
@@ -24,9 +24,10 @@ use crate::{
     },
 };
 
-/// What a scan that goes on reads at once, at first and at most, in bytes.
+/// Bytes of the first request of a scan that reads ahead.
 const FIRST_BYTES: usize = 64 << 10;
-const MAX_BYTES: usize = 1 << 20;
+/// Most bytes of a request of a scan.
+const MAX_REQUEST_BYTES: usize = 1 << 20;
 /// Requests whose pages are kept: a scan has some runs at hand, one or more a level.
 const MAX_REQUESTS: usize = 8;
 
@@ -51,12 +52,12 @@ impl FetchedPages {
 /// The pages that a scan has read ahead.
 #[derive(Default)]
 pub(crate) struct ScanReadahead {
-    /// The pages are read for other readers, who will ask for them later.
+    /// The pages are read for other readers, which will ask for them later.
     for_others: bool,
     /// Bytes of the next request; 0: a page at a time.
     limit: usize,
     /// Bytes of the pages that were asked for so far.
-    passed: usize,
+    asked_bytes: usize,
     /// The one used last is last.
     batches: VecDeque<FetchedPages>,
     /// Of which keys, as the scan sees them, the last thing that could not be read would have told.
@@ -66,27 +67,27 @@ pub(crate) struct ScanReadahead {
 impl ScanReadahead {
     /// Of a scan that only brings pages into memory, by requests as large as can be.
     pub fn for_others() -> Self {
-        Self { for_others: true, limit: MAX_BYTES, ..Self::default() }
+        Self { for_others: true, limit: MAX_REQUEST_BYTES, ..Self::default() }
     }
 
     /// Of a scan that will go through all of its range.
     pub fn for_all() -> Self {
-        Self { limit: MAX_BYTES, ..Self::default() }
+        Self { limit: MAX_REQUEST_BYTES, ..Self::default() }
     }
 
     /// True if nothing was asked for so far, and what is asked for is wanted now.
     pub fn is_new(&self) -> bool {
-        self.passed == 0 && !self.for_others
+        self.asked_bytes == 0 && !self.for_others
     }
 
     /// Bytes of the pages that were asked for so far, unpacked.
-    pub fn passed(&self) -> usize {
-        self.passed
+    pub fn asked_bytes(&self) -> usize {
+        self.asked_bytes
     }
 
     /// Notes that the scan goes on.
     fn grow(&mut self) {
-        self.limit = (self.limit * 2).clamp(FIRST_BYTES, MAX_BYTES);
+        self.limit = (self.limit * 2).clamp(FIRST_BYTES, MAX_REQUEST_BYTES);
     }
 
     /// The page, which is the first of `follow`, pages of one run that a scan will want if it goes on. Those
@@ -109,7 +110,7 @@ impl ScanReadahead {
             None => pager.page(home, page)?,
         };
         self.grow();
-        self.passed = self.passed.saturating_add(page.raw as usize);
+        self.asked_bytes = self.asked_bytes.saturating_add(page.raw as usize);
         Ok(loaded)
     }
 
@@ -155,7 +156,7 @@ impl ScanReadahead {
         }
         let keep = match self.for_others {
             true => Keep::Ahead,
-            false if self.passed < MAX_BYTES => Keep::Always,
+            false if self.asked_bytes < MAX_REQUEST_BYTES => Keep::Always,
             false => Keep::Again,
         };
         let pages = pager.read_side_by_side(home, wanted, limit, keep);

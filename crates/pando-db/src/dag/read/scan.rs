@@ -70,10 +70,14 @@ impl Scanner<'_> {
     /// The first (or last) segment of `range`, which must not be empty.
     pub fn segment(&mut self, range: Span, direction: Direction) -> Result<(Span, ScanSegment)> {
         let (view, pager) = (self.view, self.pager);
+        let begins = match direction {
+            Direction::Forward => Some(range.lo.clone()),
+            Direction::Backward => range.hi.clone(),
+        };
         let mut descent = Descent::new(view, pager, self.readahead, direction, range, Lens::identity());
-        let mut next = descent.through_tables();
+        let mut next = descent.enter_tables();
         while let NextStep::Node(id) = next {
-            next = match descent.through_child(id) {
+            next = match descent.enter_child(id) {
                 Ok(next) => next,
                 Err(error) => {
                     let Descent { segment, readahead, .. } = descent;
@@ -83,6 +87,11 @@ impl Scanner<'_> {
             };
         }
         let segment = descent.segment.clone();
+        let follows = match direction {
+            Direction::Forward => begins.as_ref() == Some(&segment.lo),
+            Direction::Backward => begins == segment.hi,
+        };
+        assert!(follows && !segment.is_empty(), "a scan leaves keys out");
         Ok((segment, ScanSegment::new(descent.merge_sources())))
     }
 
@@ -107,7 +116,7 @@ impl<'a, 's> Descent<'a, 's> {
     }
 
     /// Takes what the in-memory tables say about the segment.
-    pub fn through_tables(&mut self) -> NextStep {
+    pub fn enter_tables(&mut self) -> NextStep {
         for table in &self.view.tables {
             let local = self.local();
             let covering = self.restrict_to_range(&local, table.outermost_range(&local, self.direction));
@@ -122,14 +131,14 @@ impl<'a, 's> Descent<'a, 's> {
     }
 
     /// Reads the node to which the descent goes on, and takes what it says about the segment.
-    pub fn through_child(&mut self, id: NodeId) -> Result<NextStep> {
+    pub fn enter_child(&mut self, id: NodeId) -> Result<NextStep> {
         let handle = child_node(self.pager, &self.view.tree.table, id, self.above)?;
         let local = self.local();
         if !handle.node.span.covers(&local) {
             return Err(out_of_node(id, &handle.node, &local.lo));
         }
         self.above = Some(handle.node.height);
-        Ok(self.through_node(handle, local))
+        Ok(self.enter_node(handle, local))
     }
 
     /// What the sources that were met have in the segment. Only now is it known what of each lies in it.
@@ -209,7 +218,7 @@ impl<'a, 's> Descent<'a, 's> {
     }
 
     /// Takes what a node says about the segment, which is `local` in its keys.
-    fn through_node(&mut self, handle: Handle, mut local: Span) -> NextStep {
+    fn enter_node(&mut self, handle: Handle, mut local: Span) -> NextStep {
         let Handle { node, home } = handle;
         let Body::Interior(edges) = &node.body else {
             self.sources.push(FoundSource::Run(RunAt { node, home, layer: None }, self.lens.clone()));

@@ -6,10 +6,10 @@
 //! key of any other, its entries are an [`EntryRun`] and are walked without a
 //! comparison; most of a store is such, since most of it lies in leaves. Where
 //! several speak of the same key, they are laid over each other one by one:
-//! see [`ScanSegment::settle`]. Updates speak of keys without naming
+//! see [`ScanSegment::resolve`]. Updates speak of keys without naming
 //! them: they are heard there, for each source that has no point of the key;
 //! and no source below a source that has one in the segment is alone
-//! ([`Winner::Alone`]), so that its entries come to be settled too.
+//! ([`Winner::Alone`]), so that its entries are resolved too.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -34,7 +34,7 @@ pub(crate) struct ScanSegment {
     entry_runs: [EntryRun; 2],
 }
 
-/// Whose turn it is at one end.
+/// The source that has the next key at one end.
 enum Winner {
     Nobody,
     /// One source is alone up to the next key of another, if there is another.
@@ -54,9 +54,9 @@ impl ScanSegment {
         &self.entry_runs[end as usize]
     }
 
-    /// Keys that an end has passed since this was asked last, because nothing is left of them.
-    pub fn take_passed(&mut self, end: Direction) -> u64 {
-        self.entry_runs[end as usize].take_passed()
+    /// Deleted keys that an end has skipped since this was asked last.
+    pub fn take_skipped(&mut self, end: Direction) -> u64 {
+        self.entry_runs[end as usize].take_skipped()
     }
 
     /// Takes the next pair from an end if it is in the entry run of that end.
@@ -87,7 +87,7 @@ impl ScanSegment {
     /// Goes on with the entry run that is next from an end; `false` if there is none.
     fn find_entry_run(&mut self, direction: Direction, merge: &dyn Merge, io: &mut Io<'_>) -> Result<bool> {
         loop {
-            match self.turn(direction, io)? {
+            match self.compare_sources(direction, io)? {
                 Winner::Nobody => return Ok(false),
                 Winner::Alone(winner, next) => {
                     let bound = next.map(|i| self.sources[i].lend_key(direction));
@@ -101,10 +101,10 @@ impl ScanSegment {
                 }
                 Winner::Tied(first) => {
                     let key = self.sources[first].lend_key(direction);
-                    let value = self.settle(first, &key, direction, merge, io)?;
+                    let value = self.resolve(first, &key, direction, merge, io)?;
                     match value {
-                        Some(value) => self.entry_runs[direction as usize].enter_settled(&key, value),
-                        None => self.entry_runs[direction as usize].pass(),
+                        Some(value) => self.entry_runs[direction as usize].enter_resolved(&key, value),
+                        None => self.entry_runs[direction as usize].skip(),
                     }
                     let found = !self.entry_runs[direction as usize].is_empty();
                     self.sources[first].return_key(direction, key);
@@ -117,7 +117,7 @@ impl ScanSegment {
     }
 
     /// Compares the next keys of all sources.
-    fn turn(&mut self, direction: Direction, io: &mut Io<'_>) -> Result<Winner> {
+    fn compare_sources(&mut self, direction: Direction, io: &mut Io<'_>) -> Result<Winner> {
         // A single source with updates changes nothing: its points include them.
         if self.sources.len() == 1 {
             return Ok(Winner::Alone(0, None));
@@ -155,7 +155,7 @@ impl ScanSegment {
 
     /// Takes what the sources say about `key`, which is next in `first` and perhaps in others behind it, and
     /// lays it over each other.
-    fn settle(
+    fn resolve(
         &mut self,
         first: usize,
         key: &[u8],

@@ -24,8 +24,9 @@ use crate::{
     store::pager::Pager,
 };
 
-/// Points that are taken from a table at first and at most at once.
+/// Points that are taken from a table at first.
 const FIRST_POINTS: usize = 16;
+/// Most points that are taken from a table at once.
 const MAX_POINTS: usize = 512;
 
 /// Pages among which the end of a range is looked for first.

@@ -30,7 +30,7 @@ use crate::{
     key::{Lens, Span},
     node::{
         Body, Layer, Node, NodeId, RangeMsg, Run, Target,
-        ranged::clip,
+        ranged::{are_apart, clip},
         stored::{Stored, detach_page},
     },
     store::pager::{Handle, Pager},
@@ -112,6 +112,7 @@ impl Edit<'_> {
             updates.append(&mut layer.updates);
             run.push_run(&layer.run, pager)?;
         }
+        assert!(are_apart(&ranges), "clones of one table overlap");
         Ok((Layer { newest: table.msn, ranges, updates, run: run.finish() }, placed))
     }
 

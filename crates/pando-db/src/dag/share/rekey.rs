@@ -51,6 +51,7 @@ impl Node {
         if len == 0 {
             return self;
         }
+        assert!(len <= self.span.common_prefix_len(), "more is taken off the keys of a node than they share");
         let lens = Lens::new(self.span.lo.slice(..len), Default::default());
         self.through(&lens)
     }

@@ -31,11 +31,20 @@ impl Edit<'_> {
             layer.ranges = self.take_all_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
         }
         let (pager, merge) = (self.cx.pager, self.cx.merge);
+        let (mut points, mut ranges) = (0, 0);
         let spans: Vec<_> = (0..node.edges().len()).map(|i| node.edge_span(i)).collect();
         let Body::Interior(edges) = &mut node.body else { unreachable!("leaves were handled above") };
         for (edge, span) in edges.iter_mut().zip(&spans) {
-            edge.push_layer(layer.slice(span, pager)?, pager, merge)?;
+            let part = layer.slice(span, pager)?;
+            (points, ranges) = (points + part.run.entries(), ranges + part.ranges.len());
+            edge.push_layer(part, pager, merge)?;
         }
+        assert_eq!(points, layer.run.entries(), "a node that takes points in has others than they were");
+        assert_eq!(
+            ranges,
+            layer.ranges.len(),
+            "a range message comes to rest at another number of edges than one"
+        );
         Ok(node)
     }
 
@@ -46,6 +55,9 @@ impl Edit<'_> {
             return Err(Error::corrupt("message", 0, "a Goto above a leaf"));
         }
         let kept = run.without(&layer.ranges, pager)?;
-        merge_runs(&kept, &layer.run, [&[], &layer.updates], true, pager, self.cx.merge)
+        let merged = merge_runs(&kept, &layer.run, [&[], &layer.updates], true, pager, self.cx.merge)?;
+        let most = kept.entries() + layer.run.entries();
+        assert!(merged.entries() <= most, "a leaf has more pairs than it had and has taken in");
+        Ok(merged)
     }
 }

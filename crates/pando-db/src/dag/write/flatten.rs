@@ -33,12 +33,17 @@ impl Edit<'_> {
         self.flatten_where(node, |edge, live, height, siblings| self.thin_child(edge, live, height, siblings))
     }
 
-    /// The same for the children of height `high`, as long as the node has at most `most` edges afterwards. I/O:
-    /// their headers, and pages at the bounds of what is visible of them.
-    pub(crate) fn flatten_children(&self, node: Node, high: u8, most: usize) -> Result<(Node, Vec<NodeId>)> {
+    /// The same for the children of height `child_height`, as long as the node has at most `most` edges afterwards.
+    /// I/O: their headers, and pages at the bounds of what is visible of them.
+    pub(crate) fn flatten_children(
+        &self,
+        node: Node,
+        child_height: u8,
+        most: usize,
+    ) -> Result<(Node, Vec<NodeId>)> {
         self.flatten_where(node, |edge, live, height, siblings| {
             let Some(target) = &edge.child else { return Ok(None) };
-            if self.height(target.id)? != high || high == 0 || siblings > most {
+            if self.height(target.id)? != child_height || child_height == 0 || siblings > most {
                 return Ok(None);
             }
             let shown = visible(&*self.peek(target.id)?, live, target);

@@ -156,6 +156,7 @@ impl Edit<'_> {
                     }
                 }
                 merged.reverse();
+                assert!(merged.is_sorted_by_key(|layer| layer.newest), "layers for a leaf are out of order");
                 Ok(merged)
             }
             _ => Ok(layers),
@@ -164,8 +165,12 @@ impl Edit<'_> {
 
     /// Node `id`, put anew without levels below it that do nothing, at the least height.
     fn flattened(&mut self, id: NodeId) -> Result<Node> {
-        let (node, taken) = self.flatten(self.load(id)?)?;
+        let before = self.load(id)?;
+        let (high, span) = (before.height, before.span.clone());
+        let (node, taken) = self.flatten(before)?;
         let node = self.lowest(node)?;
+        assert!(node.height <= high, "a node without levels that do nothing is higher than with them");
+        assert_eq!(node.span, span, "a node without levels that do nothing holds other keys");
         self.put(id, node.clone())?;
         self.reclaim(&taken)?;
         Ok(node)
@@ -262,6 +267,10 @@ impl Edit<'_> {
             unreachable!("pieces hang below interior nodes")
         };
         let old = edges.remove(i);
+        let side_by_side = parts.is_sorted_by(|(_, a), (_, b)| a.span.hi.as_ref() == Some(&b.span.lo));
+        assert!(side_by_side, "parts of a node leave keys out or overlap");
+        let ends = parts.last().is_some_and(|(_, last)| lift.apply_span(&live).hi == last.span.hi);
+        assert!(ends, "parts do not end where their edge does");
         let mut new = Vec::with_capacity(parts.len());
         for (id, piece) in parts {
             let upper = lift.inverse().apply_span(&piece.span);
@@ -270,7 +279,7 @@ impl Edit<'_> {
                 id.map_or(Ok(()), |id| self.remove(id))?;
                 None
             } else {
-                let mut node = piece.lifted(part.common_prefix_len() - lift.head.len());
+                let mut node = piece.lifted(part.common_prefix_len() - lift.strip.len());
                 if node.height > 0 {
                     node = self.lowest(node)?;
                 }

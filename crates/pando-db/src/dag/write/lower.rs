@@ -37,10 +37,10 @@ impl Edit<'_> {
             return Ok(false);
         }
         let (mut id, mut least) = (self.root, 0);
-        let (mut passed, mut any) = (Vec::new(), false);
+        let (mut path, mut any) = (Vec::new(), false);
         while !self.is_large() && self.is_private(id) && self.height(id)? > most {
             any |= self.lower_node(id, least, true)?;
-            passed.push(id);
+            path.push(id);
             let node = self.peek(id)?;
             let mut tallest: Option<(u8, NodeId, u8)> = None;
             for edge in node.edges() {
@@ -54,7 +54,7 @@ impl Edit<'_> {
             let Some((_, child, floor)) = tallest else { break };
             (id, least) = (child, floor);
         }
-        self.lower_path(&passed)?;
+        self.lower_path(&path)?;
         Ok(any)
     }
 
@@ -105,7 +105,7 @@ impl Edit<'_> {
     pub(crate) fn lower_node(&mut self, id: NodeId, least: u8, wide: bool) -> Result<bool> {
         let limits = self.cx.limits;
         let mut node = self.load(id)?;
-        let high = node.height;
+        let (high, span) = (node.height, node.span.clone());
         let factor = if wide { WIDE_FACTOR } else { 1 };
         let mut taken = Vec::new();
         loop {
@@ -138,6 +138,7 @@ impl Edit<'_> {
         if node.height >= high {
             return Ok(false);
         }
+        assert_eq!(node.span, span, "a node that is lowered holds other keys");
         self.put_pruned(id, node)?;
         self.reclaim(&taken)?;
         Ok(true)

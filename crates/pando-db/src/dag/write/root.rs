@@ -127,8 +127,10 @@ impl Edit<'_> {
             let mut top = self.load(self.root)?;
             // Some parts may have sunk further than others.
             top.height = top.height.max(parts.iter().map(|(_, part)| part.height).max().unwrap_or(0) + 1);
+            let before = parts.len();
             let top = self.attach(top, 0, parts)?;
             parts = self.parts(Some(self.root), top)?;
+            assert!(parts.len() < before, "a level above the root does not make it narrower");
         }
         if let Some((_, root)) = parts.pop() {
             self.put(self.root, root)?;
@@ -243,13 +245,13 @@ impl Edit<'_> {
     /// Flushes everything that waits for `image` down to the lowest node that holds all of it, private copies
     /// of shared nodes on the way included; these are lowered then. Cost: one flush a level.
     fn push_down(&mut self, image: &Span) -> Result<()> {
-        let mut passed = Vec::new();
-        self.push_down_through(image, &mut passed)?;
-        self.lower_path(&passed)
+        let mut path = Vec::new();
+        self.push_down_through(image, &mut path)?;
+        self.lower_path(&path)
     }
 
     /// Flushes what waits for `image`, as [`Edit::push_down`] says, and notes the nodes whose edges it flushes.
-    fn push_down_through(&mut self, image: &Span, passed: &mut Vec<NodeId>) -> Result<()> {
+    fn push_down_through(&mut self, image: &Span, path: &mut Vec<NodeId>) -> Result<()> {
         let mut id = self.root;
         let mut wanted = image.clone();
         loop {
@@ -262,13 +264,14 @@ impl Edit<'_> {
             if self.unreadable_at(&node, i)?.len() > 0 {
                 return Ok(());
             }
-            passed.push(id);
+            path.push(id);
             self.flush_edge(id, i)?;
             // The flush may have split the child, or merged it with its neighbour.
             let node = self.peek(id)?;
             let Some(i) = covering(&node) else { return Ok(()) };
             let Some(target) = &node.edges()[i].child else { return Ok(()) };
             wanted = Lens::of_edge(&node.edge_span(i), &target.prepend).apply_span(&wanted);
+            assert!(self.height(target.id)? < node.height, "a way down leads to a node that is not below");
             id = target.id;
             if !self.is_private(id) {
                 return Ok(());

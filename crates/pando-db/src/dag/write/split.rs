@@ -60,6 +60,7 @@ impl Edit<'_> {
             let large =
                 to - from > limits.fanout || (to - from > 2 && bytes[to] - bytes[from] > limits.node / 2);
             if large && let Some(at) = edge_pivot(&shared, from..to) {
+                assert!(from < at && at < to, "a list of edges is cut at one of its ends");
                 cuts.push(at);
                 parts.extend([(from, at), (at, to)]);
             }

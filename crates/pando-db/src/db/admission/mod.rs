@@ -131,7 +131,7 @@ impl Engine {
         {
             self.signal.ask(Work::Log);
         }
-        let owed = encoded.values.iter().map(|(_, value)| log::owed(value.len())).sum();
+        let owed = encoded.values.iter().map(|(_, value)| log::reserved(value.len())).sum();
         // 16 bytes more than the payload: the fields before the records of values that are set aside.
         let log_room =
             || self.log.fits(encoded.payload.len() + 16, owed) && self.log.held_bytes() < 2 * self.max_held();
@@ -216,10 +216,10 @@ impl Engine {
             Gives::Release => self.least_edit_room() + 2 * len,
             _ => self.release_room(turn) + 2 * len,
         };
-        if turn.unsettled > 0 && gives == Gives::Most {
+        if turn.until_retry > 0 && gives == Gives::Most {
             self.checkpoint()?;
             if self.can_take_one_more(wanted(&turn))? {
-                turn.unsettled -= 1;
+                turn.until_retry -= 1;
                 return Ok(Some(turn));
             }
         }

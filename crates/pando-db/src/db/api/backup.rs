@@ -20,17 +20,17 @@ use crate::{
 };
 
 /// First bytes of every backup.
-pub(crate) const MAGIC: [u8; 8] = *b"PANDOBK\x01";
+pub(crate) const BACKUP_MAGIC: [u8; 8] = *b"PANDOBK\x01";
 /// Version of the stream that this code writes and reads.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const BACKUP_VERSION: u32 = 1;
 /// Bytes of the header, its checksum included.
-pub(crate) const HEADER_BYTES: usize = 88;
+pub(crate) const BACKUP_HEADER_BYTES: usize = 88;
 /// Bytes before the payload of a block.
 pub(crate) const BLOCK_HEADER_BYTES: usize = 24;
 /// Most raw bytes of a block. Far above what is written; bounds what reading takes.
 pub(crate) const MAX_RAW_BYTES: usize = 64 << 20;
 /// Raw bytes at which a block is closed.
-const BLOCK_BYTES: usize = 256 << 10;
+const BACKUP_BLOCK_BYTES: usize = 256 << 10;
 
 /// Kinds of blocks.
 pub(crate) mod kind {
@@ -111,7 +111,7 @@ impl Snapshot {
             block.push(&key, &value)?;
             out.report.pairs += 1;
             out.report.bytes += (key.len() + value.len()) as u64;
-            if block.raw.len() >= BLOCK_BYTES {
+            if block.raw.len() >= BACKUP_BLOCK_BYTES {
                 out.block(kind::PAIRS, std::mem::take(&mut block))?;
             }
         }
@@ -128,15 +128,15 @@ impl Snapshot {
     /// The header without its checksum.
     fn header(&self) -> Vec<u8> {
         let uuid = self.engine.uuid();
-        let mut header = Vec::with_capacity(HEADER_BYTES);
-        header.put_slice(&MAGIC);
-        header.put_u32_le(VERSION);
+        let mut header = Vec::with_capacity(BACKUP_HEADER_BYTES);
+        header.put_slice(&BACKUP_MAGIC);
+        header.put_u32_le(BACKUP_VERSION);
         header.put_u32_le(self.engine.limits.node as u32);
         header.put_slice(&uuid);
         header.put_u64_le(self.view.tables.first().map_or(self.view.tree.msn, |table| table.msn));
         header.put_slice(self.engine.merge.name().as_bytes());
         // Names have at most 32 bytes, and what follows is kept for later versions.
-        header.resize(HEADER_BYTES - 8, 0);
+        header.resize(BACKUP_HEADER_BYTES - 8, 0);
         header
     }
 }

@@ -290,11 +290,11 @@ impl PathInfo {
         let lens = Lens::new(self.take_off.clone(), self.put_on.clone());
         let shown = Span::new(self.shown.lo.clone(), self.shown.hi.clone());
         let local = Span::new(local.lo.clone(), local.hi.clone());
-        if !shown.lo.starts_with(&lens.head) {
+        if !shown.lo.starts_with(&lens.strip) {
             return None;
         }
         let visible = local.intersect(&lens.apply_span(&shown))?;
-        visible.lo.starts_with(&lens.pre).then(|| (&lens.inverse().apply_span(&visible)).into())
+        visible.lo.starts_with(&lens.prepend).then(|| (&lens.inverse().apply_span(&visible)).into())
     }
 }
 
@@ -438,8 +438,8 @@ impl Inspector<'_> {
         let id = step.id;
         let path = step.path.as_ref().map(|(shown, lens)| PathInfo {
             shown: shown.into(),
-            take_off: lens.head.clone(),
-            put_on: lens.pre.clone(),
+            take_off: lens.strip.clone(),
+            put_on: lens.prepend.clone(),
         });
         let entry = self.view.tree.table.get(id);
         let (extents, bytes) = entry.map(place).unwrap_or_default();
@@ -542,8 +542,8 @@ fn targets(handle: &Handle) -> Vec<(Span, Target, bool)> {
 fn follow((shown, lens): &Path, live: &Span, target: &Target) -> Option<Path> {
     let edge = Lens::of_edge(live, &target.prepend);
     let visible = live.intersect(&lens.apply_span(shown))?;
-    let composes = edge.head.starts_with(&lens.pre) || lens.pre.starts_with(&edge.head);
-    let fits = composes && visible.lo.starts_with(&lens.pre);
+    let composes = edge.strip.starts_with(&lens.prepend) || lens.prepend.starts_with(&edge.strip);
+    let fits = composes && visible.lo.starts_with(&lens.prepend);
     fits.then(|| (lens.inverse().apply_span(&visible), lens.then(&edge)))
 }
 

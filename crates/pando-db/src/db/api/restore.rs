@@ -17,8 +17,8 @@ use crate::{
     codec::peek_varint,
     db::{
         api::backup::{
-            BLOCK_HEADER_BYTES, BackupReport, HEADER_BYTES, MAGIC, MAX_RAW_BYTES, VERSION, chained, codec,
-            kind,
+            BACKUP_HEADER_BYTES, BACKUP_MAGIC, BACKUP_VERSION, BLOCK_HEADER_BYTES, BackupReport,
+            MAX_RAW_BYTES, chained, codec, kind,
         },
         handle::Db,
     },
@@ -64,18 +64,18 @@ impl<R: Read> Backup<R> {
     pub fn open(reader: R) -> Result<Self> {
         let mut backup =
             Self { reader, at: 0, chain: 0, merge: String::new(), node_size: 0, uuid: [0; 16], batch: 0 };
-        let header = backup.take(HEADER_BYTES, "its header")?;
+        let header = backup.take(BACKUP_HEADER_BYTES, "its header")?;
         let mut fields = &header[..];
-        if fields.copy_to_bytes(8) != MAGIC[..] {
+        if fields.copy_to_bytes(8) != BACKUP_MAGIC[..] {
             return Err(Error::Format("it is no backup of a Pando store".into()));
         }
         let version = fields.get_u32_le();
-        if version != VERSION {
-            return Err(Error::Format(format!("the backup is version {version}; this is {VERSION}")));
+        if version != BACKUP_VERSION {
+            return Err(Error::Format(format!("the backup is version {version}; this is {BACKUP_VERSION}")));
         }
-        let (covered, _) = header.split_at(HEADER_BYTES - 8);
+        let (covered, _) = header.split_at(BACKUP_HEADER_BYTES - 8);
         backup.chain = xxh3_64(covered);
-        if header[HEADER_BYTES - 8..] != backup.chain.to_le_bytes() {
+        if header[BACKUP_HEADER_BYTES - 8..] != backup.chain.to_le_bytes() {
             return Err(backup.corrupt("the checksum of its header does not match"));
         }
         backup.node_size = fields.get_u32_le();

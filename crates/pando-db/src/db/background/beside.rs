@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How often memory is looked through for large deletes.
-const LOOK: Duration = Duration::from_millis(500);
+const LARGE_DELETE_INTERVAL: Duration = Duration::from_millis(500);
 /// Least time between two walks for small deletes, and that as a multiple of the work of the last one.
 const PAUSE: Duration = Duration::from_secs(3);
 const PAUSE_FACTOR: u32 = 10;
@@ -79,7 +79,7 @@ impl Beside {
     pub fn next_step(&self) -> Duration {
         match &self.walk {
             Some(_) => self.last.1.saturating_sub(self.last.0.elapsed()).max(Duration::from_millis(1)),
-            None => LOOK,
+            None => LARGE_DELETE_INTERVAL,
         }
     }
 
@@ -96,12 +96,12 @@ impl Beside {
         // Only what lies in memory and in headers is looked at where there is nothing to give back.
         let due = match &self.walk {
             Some(walk) => engine.superversion.read().tree.msn >= walk.until,
-            None => self.looked.elapsed() >= LOOK,
+            None => self.looked.elapsed() >= LARGE_DELETE_INTERVAL,
         };
         if !due {
             return Ok(false);
         }
-        let Some(_turn) = engine.gc_turn.try_lock() else { return Ok(false) };
+        let Some(_turn) = engine.collecting.try_lock() else { return Ok(false) };
         let began = Instant::now();
         // Other work may have taken long: the share is one of time, not of turns.
         let allowed = (rested / BUSY_REST_FACTOR).min(MAX_TURN);

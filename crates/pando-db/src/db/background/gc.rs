@@ -38,7 +38,7 @@ impl Engine {
     /// can be given back; whether there is. Where others go on writing it is about what was there when it began.
     pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
         waiting::announce();
-        let _turn = waiting::take(|| self.gc_turn.try_lock(), || self.gc_turn.lock());
+        let _turn = waiting::take(|| self.collecting.try_lock(), || self.collecting.lock());
         let until = self.flush_what_is_written()?;
         let settling = Some(Settling { until, walks: 0 });
         *self.gc_progress.lock() = GcProgress { settling, ..GcProgress::default() };

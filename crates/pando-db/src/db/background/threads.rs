@@ -24,7 +24,7 @@ use crate::{
 /// How long a thread sleeps at most before it looks for work again.
 const NAP: Duration = Duration::from_millis(50);
 /// How long one that looks at the time sleeps at most before it does.
-const LOOK: Duration = Duration::from_millis(100);
+const MAX_CLOCK_SLEEP: Duration = Duration::from_millis(100);
 /// After this time without a write a store is idle: its threads look for work less often.
 const IDLE: Duration = Duration::from_secs(10);
 /// How often they do then.
@@ -155,7 +155,7 @@ impl Quiet {
         // Whoever else has the turn lets go in the end.
         if self.holds
             && quiet < QUIET
-            && let Some(_turn) = engine.gc_turn.try_lock()
+            && let Some(_turn) = engine.collecting.try_lock()
         {
             engine.let_walks_go();
             self.holds = false;
@@ -168,7 +168,7 @@ impl Quiet {
         if self.idle.since.elapsed() < QUIET || !engine.counters.deletes.load(Ordering::Relaxed) {
             return Ok(false);
         }
-        let Some(_turn) = engine.gc_turn.try_lock() else { return Ok(false) };
+        let Some(_turn) = engine.collecting.try_lock() else { return Ok(false) };
         engine.seal();
         engine.flush_all()?;
         self.holds = true;
@@ -194,7 +194,7 @@ fn syncer(engine: &Engine) {
     let (mut last, mut seen, mut idle) = (Instant::now(), 0, Idle::new());
     while !engine.signal.shutting_down() {
         engine.pager.device().rest();
-        let nap = interval.min(idle.nap(engine, LOOK));
+        let nap = interval.min(idle.nap(engine, MAX_CLOCK_SLEEP));
         if engine.signal.wait_for(Work::Log, nap) {
             // A failure stops the log, and every later call says why.
             let _stopped = engine.log.write_out();
@@ -219,7 +219,7 @@ fn checkpointer(engine: &Engine) {
     let mut last = Instant::now();
     let (mut discards, mut idle) = (Rounds::new(), Idle::new());
     while !engine.signal.shutting_down() {
-        let nap = if discards.more { Duration::ZERO } else { idle.nap(engine, LOOK) };
+        let nap = if discards.more { Duration::ZERO } else { idle.nap(engine, MAX_CLOCK_SLEEP) };
         let asked = engine.signal.wait_for(Work::Checkpoint, nap);
         let due = last.elapsed() >= engine.options.checkpoint_interval && engine.log.used() > 0;
         if (asked || due) && engine.check_running().is_ok() {

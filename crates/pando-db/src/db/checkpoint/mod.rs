@@ -117,7 +117,7 @@ impl Engine {
         let frozen = self.superversion.read().tree.clone();
         let next_node = self.next_id.load(Ordering::SeqCst);
         let last = &durable.superblock;
-        let (log_start, next_msn) = match self.log.passed(frozen.log_end, frozen.msn) {
+        let (log_start, next_msn) = match self.log.start_after(frozen.log_end, frozen.msn) {
             // The last one has passed records of the log's own behind the same batch. Their place has been given
             // up, whatever callers have appended since: it may be written over.
             (start, _) if start.pos < last.log_start.pos => (last.log_start, last.next_msn),
@@ -162,7 +162,7 @@ impl Engine {
 
         self.change(|superversion| {
             let tree = Arc::make_mut(&mut superversion.tree);
-            tree.table = tree.table.settle(&frozen.table, &table);
+            tree.table = tree.table.adopt_stored(&frozen.table, &table);
         });
         written.iter().for_each(|(id, node)| self.dirty.written(*id, node));
         self.share_memory();

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// What the fixed part of a node's header takes at most, in bytes.
-const HEADER_BYTES: usize = 128;
+const NODE_HEADER_BYTES: usize = 128;
 
 /// A dirty node, the memory it holds and the bytes it will take on the device.
 pub(crate) type Weighed = (Arc<Node>, usize, usize);
@@ -56,7 +56,8 @@ impl Dirty {
     ) -> Vec<(NodeId, Option<Weighed>)> {
         let weighed = |node: Arc<Node>| {
             // A node takes whole blocks, and some of it is header.
-            let bytes = (bytes_to_write(&node, node_size) + HEADER_BYTES).next_multiple_of(BLOCK as usize);
+            let bytes =
+                (bytes_to_write(&node, node_size) + NODE_HEADER_BYTES).next_multiple_of(BLOCK as usize);
             let memory = node.memory();
             (node, memory, bytes)
         };

@@ -13,10 +13,10 @@ use crate::dag::{
 /// it began is carried down by the first, but for what an edit had no room for.
 const SETTLE_WALKS: u32 = 4;
 
-/// Deletes that are let in after settling has given too little, before that is tried again: at first and at most, a
-/// count.
-const LEAST_UNSETTLED: u32 = 4;
-const MOST_UNSETTLED: u32 = 512;
+/// Deletes that are let in after settling has given too little, before it is tried again: at first.
+const MIN_DELETES_UNTIL_RETRY: u32 = 4;
+/// The same at most.
+const MAX_DELETES_UNTIL_RETRY: u32 = 512;
 
 /// A call of `Engine::settle` that is under way.
 pub(crate) struct Settling {
@@ -172,7 +172,7 @@ impl GcWorth {
 pub(crate) struct LastDeletes {
     /// Deletes that may be let in before it is tried again whether settling gives anything back: that looks at all of
     /// the store, and where a snapshot holds what is deleted each delete would.
-    pub unsettled: u32,
+    pub until_retry: u32,
     /// The same after the next time that settling gives too little.
     next: u32,
 }
@@ -185,8 +185,8 @@ impl LastDeletes {
 
     /// Settling has given too little.
     pub fn settled_in_vain(&mut self) {
-        self.next = (2 * self.next).clamp(LEAST_UNSETTLED, MOST_UNSETTLED);
-        self.unsettled = self.next;
+        self.next = (2 * self.next).clamp(MIN_DELETES_UNTIL_RETRY, MAX_DELETES_UNTIL_RETRY);
+        self.until_retry = self.next;
     }
 }
 

@@ -13,7 +13,7 @@ const MAX_OPS: usize = 8;
 const MAX_KEYS: usize = 96;
 /// Most bytes of the record of joined batches, values outside of it left out: each batch that is joined encodes the
 /// whole record anew, in memory.
-const MAX_BYTES: usize = 24 << 10;
+const MAX_JOINT_BYTES: usize = 24 << 10;
 /// A record with more bytes than this takes changes of its own keys, but no further keys.
 const MAX_BYTES_FOR_MORE_KEYS: usize = 4 << 10;
 
@@ -89,7 +89,7 @@ fn key(op: &Op) -> Option<&Bytes> {
 }
 
 /// The put or delete that says what an upsert has made of a value; `None` if the value is too long to be kept whole.
-fn settled(key: &Bytes, value: Option<Bytes>) -> Option<Op> {
+fn applied(key: &Bytes, value: Option<Bytes>) -> Option<Op> {
     match value {
         Some(value) if value.len() > MAX_MERGED => None,
         Some(value) => Some(Op::Put(key.clone(), value)),
@@ -125,9 +125,9 @@ pub(crate) fn join(
         let (at, old) = before.find(key).unzip();
         let both = match (old, op) {
             (Some(Op::Put(_, value)), Op::Upsert(_, change)) => {
-                settled(key, merge.apply(Some(value), change))?
+                applied(key, merge.apply(Some(value), change))?
             }
-            (Some(Op::Delete(_)), Op::Upsert(_, change)) => settled(key, merge.apply(None, change))?,
+            (Some(Op::Delete(_)), Op::Upsert(_, change)) => applied(key, merge.apply(None, change))?,
             (Some(Op::Upsert(_, first)), Op::Upsert(_, second)) => {
                 let both = merge.combine(first, second)?;
                 match merge.constant(&both) {
@@ -145,7 +145,7 @@ pub(crate) fn join(
         };
         joined.newest.push(match &both {
             Op::Upsert(..) => op.clone(),
-            settled => settled.clone(),
+            other => other.clone(),
         });
         bytes += in_record(&both);
         match old {
@@ -155,7 +155,7 @@ pub(crate) fn join(
         }
         joined.changes.push((at, both));
     }
-    (count <= MAX_KEYS && bytes <= MAX_BYTES).then_some(joined)
+    (count <= MAX_KEYS && bytes <= MAX_JOINT_BYTES).then_some(joined)
 }
 
 #[cfg(test)]

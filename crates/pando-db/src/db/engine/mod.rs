@@ -1,11 +1,11 @@
 //! The state of an open store, which all of `db` shares. What is done with it stands in the rooms above.
 //!
-//! Locks, in the order in which they may be taken: `last_deletes`, `gc_turn`, `checkpointing`, `flushing`, `building`,
-//! `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits for them only
-//! where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and `uuid`, which a
-//! backup asks for too. `building` and `superversion` are held for memory operations only. Each other lock of this
-//! room (`orphans`, `worth`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the throttle, the space
-//! and the dirty nodes) is held for a moment.
+//! Locks, in the order in which they may be taken: `last_deletes`, `collecting`, `checkpointing`, `flushing`,
+//! `building`, `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits for
+//! them only where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and `uuid`,
+//! which a backup asks for too. `building` and `superversion` are held for memory operations only. Each other lock of
+//! this room (`orphans`, `worth`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the throttle, the
+//! space and the dirty nodes) is held for a moment.
 
 use std::{
     collections::BTreeSet,
@@ -82,7 +82,7 @@ pub(crate) struct Engine {
     /// Where giving space back is.
     pub gc_progress: Mutex<GcProgress>,
     /// Held over I/O by the thread that collects garbage. Only [`Engine::settle`] waits for it.
-    pub gc_turn: Mutex<()>,
+    pub collecting: Mutex<()>,
     /// Held by a delete that a full store takes into the last of what is kept back, until it is in memory; over I/O.
     /// Taken before all others.
     pub last_deletes: Mutex<LastDeletes>,

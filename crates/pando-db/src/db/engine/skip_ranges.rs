@@ -9,7 +9,7 @@
 //! that puts something into one takes it out, as the batch is applied. A range that a reader has found empty is
 //! accepted if no batch since its view has put something there; for that, the places of the last batches are
 //! remembered. Costs nothing if no cursor has met many deletes, or begun behind them, for a while; otherwise two
-//! searches among at most [`MAX_RANGES`] ranges for each operation, and two copied keys for each batch, under the
+//! searches among at most [`MAX_SKIP_RANGES`] ranges for each operation, and two copied keys for each batch, under the
 //! superversion's lock. Nothing of it is stored. May use: spans, batches. No I/O.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -25,7 +25,7 @@ use crate::{
 pub(crate) const MIN_PASSED_KEYS: u64 = 64;
 /// Skip ranges that are kept. Beyond that all are forgotten, and those found again that are wanted: none can
 /// be in the way of others for ever.
-const MAX_RANGES: usize = 1024;
+const MAX_SKIP_RANGES: usize = 1024;
 /// Batches that are remembered one by one. Those before are one, and only between which keys they put is
 /// known.
 const RECENT_BATCHES: usize = 64;
@@ -66,7 +66,7 @@ impl SkipRanges {
         if known.covers(&span) {
             return false;
         }
-        if known.len() >= MAX_RANGES {
+        if known.len() >= MAX_SKIP_RANGES {
             *known = Spans::default();
         }
         known.insert(span);
@@ -136,7 +136,7 @@ impl SkipRanges {
         if let Some(known) = &mut self.known {
             let known = Arc::make_mut(known);
             known.remove(span);
-            if known.len() > MAX_RANGES {
+            if known.len() > MAX_SKIP_RANGES {
                 *known = Spans::default();
             }
         }
@@ -255,12 +255,14 @@ mod tests {
         let mut skip_ranges = SkipRanges::default();
         assert!(skip_ranges.found(1, 1, span("a", "m")));
         let known = |skip_ranges: &SkipRanges| skip_ranges.known.as_ref().map_or(0, |known| known.len());
-        (0..MAX_RANGES as u64 - 1).for_each(|i| write(&mut skip_ranges, &[put(&format!("k{i:04}"))], 2 + i));
-        assert_eq!(known(&skip_ranges), MAX_RANGES);
+        (0..MAX_SKIP_RANGES as u64 - 1)
+            .for_each(|i| write(&mut skip_ranges, &[put(&format!("k{i:04}"))], 2 + i));
+        assert_eq!(known(&skip_ranges), MAX_SKIP_RANGES);
         assert!(skip_ranges.found(5000, 5000, span("n", "z")));
         assert_eq!((known(&skip_ranges), left(&skip_ranges, "n", "zz")), (1, Some(span("z", "zz"))));
         assert!(skip_ranges.found(5000, 5000, span("a", "m")));
-        (0..MAX_RANGES as u64).for_each(|i| write(&mut skip_ranges, &[put(&format!("k{i:04}"))], 6000 + i));
-        assert!(known(&skip_ranges) < MAX_RANGES);
+        (0..MAX_SKIP_RANGES as u64)
+            .for_each(|i| write(&mut skip_ranges, &[put(&format!("k{i:04}"))], 6000 + i));
+        assert!(known(&skip_ranges) < MAX_SKIP_RANGES);
     }
 }

@@ -32,9 +32,9 @@ use crate::{
     thread,
 };
 
-/// No thread has read since the last change.
+/// In the place of the number of a thread: none has read since the last change.
 const NOBODY: u64 = 0;
-/// More than one has.
+/// In the place of the number of a thread: more than one has read since the last change.
 const SEVERAL: u64 = u64::MAX;
 /// Changes without a reader after which views are published no more. Some, because a reader may not run for a
 /// millisecond, and finds no view then but in the superversion, whose lock a thread may hold that does not run
@@ -59,6 +59,11 @@ impl Superversion {
         if !self.active.is_empty() {
             let before = self.sealed.back().map_or(self.tree.msn, |table| table.msn);
             assert!(before < self.active.first_msn, "a table is sealed that is not newer than those before");
+            let ends = self.sealed.back().map_or(self.tree.log_end, |table| table.log_end);
+            assert!(
+                ends.pos <= self.active.log_end.pos,
+                "a table is sealed that ends before others in the log"
+            );
             let next = Memtable::new(self.active.msn, self.active.log_end);
             self.sealed.push_back(Arc::new(std::mem::replace(&mut self.active, next)));
         }

@@ -75,6 +75,7 @@ impl Engine {
             );
             let tree = Arc::make_mut(&mut superversion.tree);
             assert!(tree.msn < table.first_msn, "a table was applied that is older than the tree");
+            assert!(tree.log_end.pos <= table.log_end.pos, "a table was applied that the log has passed");
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
         let cx = self.context();

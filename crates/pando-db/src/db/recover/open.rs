@@ -233,7 +233,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         orphans: Mutex::new(orphans),
         worth: Mutex::default(),
         gc_progress: Mutex::default(),
-        gc_turn: Mutex::default(),
+        collecting: Mutex::default(),
         last_deletes: Mutex::default(),
         dirty: Dirty::default(),
         signal: Signal::default(),

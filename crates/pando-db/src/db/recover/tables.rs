@@ -69,6 +69,8 @@ impl Tables {
 
     /// Takes in the batch behind the last one.
     pub fn push(&mut self, engine: &Engine, batch: Batch, msn: u64, end: LogPos) -> Result<()> {
+        let follows = self.next.last.is_none_or(|(last, at)| last < msn && at.pos < end.pos);
+        assert!(follows, "batches of a log are taken in out of order");
         let bytes: usize = batch.ops().iter().map(|op| OP_BYTES + op_len(op)).sum();
         if self.next.last.is_some() && self.next.bytes + bytes > self.target {
             self.whole.push(std::mem::take(&mut self.next));

@@ -317,6 +317,7 @@ impl Superversion {
         // Numbers in between are records of the log's own. What was joined to the newest batch has its number.
         let joined = msn == active.msn && self.joint.as_ref().is_some_and(|joint| joint.msn == msn);
         assert!(msn > active.msn || joined, "batches are numbered in order");
+        assert!(end.pos > active.log_end.pos || joined, "batches stand in the log in another order");
         (active.msn, active.log_end) = (msn, end);
         self.active = active;
         if self.active.is_full(seal_at) {

@@ -19,20 +19,20 @@ use parking_lot::Condvar;
 use crate::{
     device::direct::{
         Raw,
-        buffers::{Aligned, BUFFER, Buffers},
+        buffers::{Aligned, Buffers, MAX_DIRECT_BYTES},
         gather, overlap,
     },
     locks::Mutex,
 };
 
 /// Memory of writes that wait or are under way, in bytes: then a writer waits.
-pub(super) const MOST_BYTES: usize = 6 * BUFFER;
+pub(super) const MAX_QUEUED_BYTES: usize = 6 * MAX_DIRECT_BYTES;
 
 #[derive(Default)]
 struct QueuedWrites {
     /// What more may be added to.
     open: Option<(Range<u64>, Aligned)>,
-    /// Closed writes that nobody has turned to, oldest first, and writes that are being done; with their numbers.
+    /// Closed writes that no thread has begun, oldest first, and writes that are being done; with their numbers.
     waiting: VecDeque<(u64, Range<u64>, Aligned)>,
     under_way: Vec<(u64, Range<u64>)>,
     /// Writes that were closed so far.
@@ -126,13 +126,13 @@ impl Behind {
                 drop(state);
                 ask();
                 state = self.state.lock();
-            } else if (state.buffers() + 1) * BUFFER > MOST_BYTES || state.touches(&range) {
+            } else if (state.buffers() + 1) * MAX_DIRECT_BYTES > MAX_QUEUED_BYTES || state.touches(&range) {
                 self.done.wait(&mut state);
             } else {
                 break;
             }
         }
-        let mut buffer = buffers.take(BUFFER)?;
+        let mut buffer = buffers.take(MAX_DIRECT_BYTES)?;
         gather(&mut buffer, bufs);
         state.open = Some((range, buffer));
         Ok(())
@@ -174,7 +174,7 @@ impl Behind {
     }
 
     /// The same, with the error of those that failed if one of them was to the range.
-    pub(super) fn settle(&self, range: &Range<u64>) -> io::Result<()> {
+    pub(super) fn wait_and_check(&self, range: &Range<u64>) -> io::Result<()> {
         let mut state = self.state.lock();
         while state.touches(range) {
             self.done.wait(&mut state);

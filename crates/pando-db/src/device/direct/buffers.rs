@@ -1,8 +1,8 @@
 //! Aligned memory for direct requests, used again and again.
 //!
-//! A buffer is as large as its request, to the next power of two: whoever keeps a part of what was read keeps all of
-//! the buffer. The memory is the kernel's, not the allocator's: there the buffers that come and go would leave holes
-//! of a MiB in the arena of each thread.
+//! A buffer is as large as its request, to the next power of two: a caller that keeps a part of what was read keeps
+//! all of the buffer. The memory is the kernel's, not the allocator's: there the buffers that come and go would
+//! leave holes of a MiB in the arena of each thread.
 
 use std::{
     io,
@@ -16,11 +16,11 @@ use memmap2::MmapMut;
 use crate::locks::Mutex;
 
 /// Bytes of the largest buffer: the longest direct request.
-pub(super) const BUFFER: usize = 1 << 20;
+pub(super) const MAX_DIRECT_BYTES: usize = 1 << 20;
 /// Bytes of the smallest one.
-const LEAST_BUFFER: usize = 16 << 10;
+const MIN_DIRECT_BYTES: usize = 16 << 10;
 /// How many sizes there are (a count).
-const SIZES: usize = (BUFFER / LEAST_BUFFER).ilog2() as usize + 1;
+const SIZES: usize = (MAX_DIRECT_BYTES / MIN_DIRECT_BYTES).ilog2() as usize + 1;
 /// How many buffers of a size are kept for reuse at most: of the largest, and of each other size (counts). A stream of
 /// large requests gives some tens back at once, and takes them again.
 const MOST_KEPT: (usize, usize) = (48, 8);
@@ -34,7 +34,7 @@ fn of_size(counts: (usize, usize), size: usize) -> usize {
     if size + 1 == SIZES { counts.0 } else { counts.1 }
 }
 
-/// Memory that nobody uses now.
+/// Memory that is not in use now.
 #[derive(Debug, Default)]
 struct Kept {
     /// By size; the one used last is the last.
@@ -86,7 +86,7 @@ impl Drop for Aligned {
 
 /// Which size has room for so many bytes: 0 is the smallest.
 fn size(len: usize) -> usize {
-    len.div_ceil(LEAST_BUFFER).next_power_of_two().ilog2() as usize
+    len.div_ceil(MIN_DIRECT_BYTES).next_power_of_two().ilog2() as usize
 }
 
 /// Where buffers come from.
@@ -94,13 +94,14 @@ fn size(len: usize) -> usize {
 pub(super) struct Buffers(Arc<Mutex<Kept>>);
 
 impl Buffers {
-    /// A buffer of at least `len` bytes, with anything in them; at most [`BUFFER`]. An error if there is no memory.
+    /// A buffer of at least `len` bytes, with anything in them; at most [`MAX_DIRECT_BYTES`]. An error if there is no
+    /// memory.
     pub(super) fn take(&self, len: usize) -> io::Result<Aligned> {
-        assert!(len <= BUFFER, "a buffer of {len} bytes for a direct request");
+        assert!(len <= MAX_DIRECT_BYTES, "a buffer of {len} bytes for a direct request");
         let size = size(len);
         let memory = match self.0.lock().take(size) {
             Some(memory) => memory,
-            None => MmapMut::map_anon(LEAST_BUFFER << size)?,
+            None => MmapMut::map_anon(MIN_DIRECT_BYTES << size)?,
         };
         Ok(Aligned { memory: Some(memory), home: self.0.clone() })
     }
@@ -147,12 +148,12 @@ mod tests {
     fn a_buffer_is_hardly_larger_than_its_request() {
         let buffers = Buffers::default();
         for (len, expected) in [
-            (0, LEAST_BUFFER),
-            (1, LEAST_BUFFER),
-            (LEAST_BUFFER, LEAST_BUFFER),
-            (LEAST_BUFFER + 1, 2 * LEAST_BUFFER),
-            (BUFFER / 2 + 1, BUFFER),
-            (BUFFER, BUFFER),
+            (0, MIN_DIRECT_BYTES),
+            (1, MIN_DIRECT_BYTES),
+            (MIN_DIRECT_BYTES, MIN_DIRECT_BYTES),
+            (MIN_DIRECT_BYTES + 1, 2 * MIN_DIRECT_BYTES),
+            (MAX_DIRECT_BYTES / 2 + 1, MAX_DIRECT_BYTES),
+            (MAX_DIRECT_BYTES, MAX_DIRECT_BYTES),
         ] {
             let buffer = buffers.take(len).unwrap();
             assert!(buffer.len() == expected && buffer.as_ptr().addr().is_multiple_of(4096), "{len}");
@@ -168,14 +169,14 @@ mod tests {
             let from = &mut buffers.0.lock().counted_from;
             *from = from.and_then(|from| from.checked_sub(REST));
         };
-        burst(100, BUFFER);
+        burst(100, MAX_DIRECT_BYTES);
         burst(100, 1);
         assert_eq!(counts(), [8, 0, 0, 0, 0, 0, 48]);
         (0..9).for_each(|_| buffers.rest());
         assert_eq!(counts(), [8, 0, 0, 0, 0, 0, 48], "they may be wanted in a moment");
         // Twenty at once from now on.
         for _ in 0..2 {
-            burst(20, BUFFER);
+            burst(20, MAX_DIRECT_BYTES);
             later();
             buffers.rest();
         }

@@ -8,7 +8,7 @@
 //!
 //! Guarantees: a read sees every write that has returned, or fails if that write failed; a flush returns when
 //! every write that has returned is durable, or fails, and all later flushes and writes with it,
-//! if one of them failed. Memory: [`behind::MOST_BYTES`] and a buffer for each request and for each that is lent
+//! if one of them failed. Memory: [`behind::MAX_QUEUED_BYTES`] and a buffer for each request and for each that is lent
 //! ([`Direct::read_lent`]), of which 16 are kept. May use: the file, threads. Knows nothing of the store.
 
 mod behind;
@@ -27,7 +27,7 @@ use rustix::io::{Errno, ReadWriteFlags, pread, pwrite, pwritev2};
 
 use self::{
     behind::Behind,
-    buffers::{BUFFER, Buffers},
+    buffers::{Buffers, MAX_DIRECT_BYTES},
     crew::Crew,
 };
 use crate::{
@@ -155,7 +155,7 @@ impl Direct {
     pub(super) fn read(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let len: usize = bufs.iter().map(|buf| buf.len()).sum();
         let range = offset..offset + len as u64;
-        self.settle(&range)?;
+        self.wait_and_check(&range)?;
         let mut to = Scatter { bufs, filled: 0 };
         let mut at = range.start;
         while at < range.end {
@@ -169,10 +169,10 @@ impl Direct {
         let range = offset..offset + len as u64;
         let blocks = blocks_around(&range);
         let wanted = (blocks.end - blocks.start) as usize;
-        if wanted > BUFFER {
+        if wanted > MAX_DIRECT_BYTES {
             return Ok(None);
         }
-        self.settle(&range)?;
+        self.wait_and_check(&range)?;
         let mut buffer = self.raw.buffers.take(wanted)?;
         let filled = self.raw.read(blocks.start, buffer.get_mut(..wanted).unwrap_or_default())?;
         let from = (range.start - blocks.start) as usize;
@@ -185,7 +185,7 @@ impl Direct {
     /// Reads the first bytes of a range, and says how many.
     fn read_some(&self, range: Range<u64>, to: &mut Scatter<'_, '_>) -> io::Result<u64> {
         let begin = range.start / BLOCK * BLOCK;
-        let blocks = blocks_around(&(begin..range.end.min(begin + BUFFER as u64)));
+        let blocks = blocks_around(&(begin..range.end.min(begin + MAX_DIRECT_BYTES as u64)));
         let wanted = (blocks.end - begin) as usize;
         let mut buffer = self.raw.buffers.take(wanted)?;
         let filled = self.raw.read(begin, buffer.get_mut(..wanted).unwrap_or_default())?;
@@ -230,7 +230,7 @@ impl Direct {
         if now || blocks_around(&range) != range {
             return self.write(offset, &joined(bufs), now);
         }
-        let (mut at, mut request, mut room) = (offset, Vec::with_capacity(bufs.len()), BUFFER);
+        let (mut at, mut request, mut room) = (offset, Vec::with_capacity(bufs.len()), MAX_DIRECT_BYTES);
         let mut add = |request: &mut Vec<IoSlice<'_>>, len: usize| {
             let range = at..at + len as u64;
             at = range.end;
@@ -245,12 +245,12 @@ impl Direct {
                 request.push(IoSlice::new(here));
                 (rest, room) = (more, room - here.len());
                 if room == 0 {
-                    add(&mut request, BUFFER)?;
-                    room = BUFFER;
+                    add(&mut request, MAX_DIRECT_BYTES)?;
+                    room = MAX_DIRECT_BYTES;
                 }
             }
         }
-        if room < BUFFER { add(&mut request, BUFFER - room) } else { Ok(()) }
+        if room < MAX_DIRECT_BYTES { add(&mut request, MAX_DIRECT_BYTES - room) } else { Ok(()) }
     }
 
     /// Writes whole blocks, behind all that was written there before, and returns when that is done.
@@ -261,11 +261,11 @@ impl Direct {
         self.raw.write(range.start, buffer.get(..bytes.len()).unwrap_or_default(), durably)
     }
 
-    /// Changes bytes of one block. Nobody else writes to that block meanwhile but by this way.
+    /// Changes bytes of one block. Other writes to that block meanwhile come by this way only.
     fn write_partial(&self, range: Range<u64>, bytes: &[u8]) -> io::Result<()> {
         let _alone = self.partial.lock();
         let block = blocks_around(&range);
-        self.settle(&block)?;
+        self.wait_and_check(&block)?;
         let len = (block.end - block.start) as usize;
         let mut buffer = self.raw.buffers.take(len)?;
         let whole = buffer.get_mut(..len).unwrap_or_default();
@@ -310,9 +310,9 @@ impl Direct {
     }
 
     /// The same; fails if one of them did.
-    fn settle(&self, range: &Range<u64>) -> io::Result<()> {
+    fn wait_and_check(&self, range: &Range<u64>) -> io::Result<()> {
         self.close(Some(range));
-        self.behind.settle(range)
+        self.behind.wait_and_check(range)
     }
 
     /// Does the open write if it is to the range, or to any: for a caller that will wait for it. To wake another thread
@@ -340,7 +340,7 @@ fn whole_blocks(offset: u64, bytes: &[u8]) -> impl Iterator<Item = (u64, &[u8])>
         }
         let whole = rest.len() as u64 / BLOCK * BLOCK;
         let len = match at % BLOCK {
-            0 if whole > 0 => whole.min(BUFFER as u64) as usize,
+            0 if whole > 0 => whole.min(MAX_DIRECT_BYTES as u64) as usize,
             0 => rest.len(),
             inside => rest.len().min((BLOCK - inside) as usize),
         };

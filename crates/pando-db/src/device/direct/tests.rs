@@ -28,7 +28,7 @@ fn direct(path: &Path, size: u64) -> Option<Direct> {
 fn read(direct: &Direct, at: u64, len: usize) -> Vec<u8> {
     // In memory that is lent, where it is short enough, and in two parts, of which one may be empty.
     let lent = direct.read_lent(at, len).unwrap();
-    assert!(lent.is_some() || len > BUFFER - 2 * BLOCK as usize);
+    assert!(lent.is_some() || len > MAX_DIRECT_BYTES - 2 * BLOCK as usize);
     let (mut first, mut second) = (vec![0xaa; len / 3], vec![0xbb; len - len / 3]);
     direct.read(at, &mut [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)]).unwrap();
     let found = [first, second].concat();

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::store::log::{
     AppendError, Log, LogPos,
-    blob::owed,
+    blob::reserved,
     buffer::{Last, LogBuffer},
 };
 
@@ -85,9 +85,9 @@ impl Log {
         if len > self.max_payload() {
             return Err(AppendError::TooLarge { len, limit: self.max_payload() });
         }
-        let owed = values.iter().map(|(_, value)| owed(value.len())).sum();
+        let reserved = values.iter().map(|(_, value)| reserved(value.len())).sum();
         self.check_open(buf)?;
-        let has_room = buf.has_room(len, owed, self.size);
+        let has_room = buf.has_room(len, reserved, self.size);
         match replaced {
             None if !has_room => return Err(AppendError::Full),
             None => (),
@@ -113,8 +113,8 @@ impl Log {
         buf.asked_end = end.pos;
         buf.values.extend_from_slice(values);
         buf.value_bytes += values.iter().map(|(_, value)| value.len()).sum::<usize>();
-        buf.owed += owed;
-        let last = Last { msn, len, before, values: values.len(), owed, group: buf.group };
+        buf.reserved += reserved;
+        let last = Last { msn, len, before, values: values.len(), reserved, group: buf.group };
         Ok(Some(last))
     }
 }

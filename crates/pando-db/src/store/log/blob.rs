@@ -34,11 +34,11 @@ pub struct Placed {
 /// Decides where the values of groups are written.
 pub trait BlobPlacer: Send + Sync {
     /// Writes the values; they are durable after the device's next flush. The returned records take at most the room
-    /// that [`owed`] reserves for the values. An error stops the log.
+    /// that [`reserved`] reserves for the values. An error stops the log.
     fn place(&self, group: Group, max_payload: usize) -> Result<Placed>;
 }
 
 /// Room that the log reserves for a value stored outside of it, in bytes: enough for a record of its own.
-pub fn owed(value: usize) -> u64 {
+pub fn reserved(value: usize) -> u64 {
     record_len(value + 64) + 64
 }

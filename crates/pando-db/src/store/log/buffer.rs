@@ -31,17 +31,17 @@ pub(crate) struct LogBuffer {
     /// A buffer written before, to be used again.
     pub spare: Vec<u8>,
     /// Where the buffer ends.
-    pub head: u64,
+    pub append_at: u64,
     /// Everything before is on the device.
     pub written: u64,
     /// A block before all records, for a footer that announces the first write-out if that is long.
     pub notice: Option<u64>,
     /// Something was written or placed that no flush has covered.
-    pub loose: bool,
+    pub unflushed: bool,
     /// The last record about values outside the log, if no footer calls it durable yet; else 0.
     pub unmarked: u64,
     /// The newest record that a footer calls durable.
-    pub told: u64,
+    pub announced: u64,
     /// MSN and chain of the last record that was taken for writing.
     pub taken: (u64, u64),
     /// Everything before is no longer needed.
@@ -56,7 +56,7 @@ pub(crate) struct LogBuffer {
     /// Set aside for the group `group`, and the room that they may come to need.
     pub values: Vec<(Bytes, Bytes)>,
     pub value_bytes: usize,
-    pub owed: u64,
+    pub reserved: u64,
     /// The first record that names one of them.
     pub first_aside: u64,
     /// Room for the groups that are being placed.
@@ -78,7 +78,7 @@ pub(crate) struct Last {
     pub before: LogPos,
     /// How many of the values set aside are its, what room is kept for them, and their group.
     pub values: usize,
-    pub owed: u64,
+    pub reserved: u64,
     pub group: u64,
 }
 
@@ -100,16 +100,18 @@ impl LogBuffer {
         let len = record_len(last.len);
         assert!(last.msn == self.msn && self.bytes.len() as u64 >= len, "another record is the last");
         assert!(
-            last.values <= self.values.len() && last.owed <= self.owed,
+            last.values <= self.values.len() && last.reserved <= self.reserved,
             "values of the last record are gone"
         );
         self.bytes.truncate(self.bytes.len() - len as usize);
-        self.head -= len;
+        self.append_at -= len;
         self.end = last.before;
         self.msn -= 1;
         let own = self.values.split_off(self.values.len() - last.values);
-        self.value_bytes -= own.iter().map(|(_, value)| value.len()).sum::<usize>();
-        self.owed -= last.owed;
+        let bytes = own.iter().map(|(_, value)| value.len()).sum::<usize>();
+        assert!(bytes <= self.value_bytes, "values go that were not counted");
+        self.value_bytes -= bytes;
+        self.reserved -= last.reserved;
     }
 
     /// Takes the buffer, with what its footer will say, and the last MSN whose record says all there is to
@@ -118,25 +120,27 @@ impl LogBuffer {
         let spare = std::mem::take(&mut self.spare);
         let buffer = std::mem::replace(&mut self.bytes, spare);
         self.last = None;
-        let begin = self.head - buffer.len() as u64;
+        let begin = self.append_at - buffer.len() as u64;
         assert!(begin.is_multiple_of(BLOCK), "a write-out begins inside a block");
         let footer = self.footer(buffer.len(), begin, session, durable);
         if !buffer.is_empty() {
-            self.told = self.told.max(durable);
-            self.head = footer.end();
+            self.announced = self.announced.max(durable);
+            self.append_at = footer.end();
             self.taken = (self.msn, self.end.chain);
         }
-        let complete = if self.values.is_empty() { self.msn } else { self.first_aside - 1 };
+        let aside = if self.values.is_empty() { self.msn + 1 } else { self.first_aside };
+        assert!((1..=self.msn + 1).contains(&aside), "values wait for a record that was not appended");
+        let complete = aside - 1;
         (buffer, footer, complete)
     }
 
-    /// Leaves a block free before the first record, in a log that was empty when it was opened. Who finds such a log
-    /// does not search all of it, and would miss a long write-out whose beginning is damaged.
+    /// Leaves a block free before the first record, in a log that was empty when it was opened. A recovery does not
+    /// search all of such a log, and would miss a long write-out whose beginning is damaged.
     pub fn keep_room_for_notice(&mut self) {
-        assert!(self.bytes.is_empty() && self.written == self.head, "something was appended already");
-        self.notice = Some(self.head);
-        self.head += guard::total(0);
-        self.written = self.head;
+        assert!(self.bytes.is_empty() && self.written == self.append_at, "something was appended already");
+        self.notice = Some(self.append_at);
+        self.append_at += guard::total(0);
+        self.written = self.append_at;
     }
 
     /// The footer of all that was not taken yet: `records` bytes from position `begin` on.
@@ -149,13 +153,15 @@ impl LogBuffer {
     /// First byte that must not be overwritten: of what is needed, or still to be written.
     pub fn oldest(&self) -> u64 {
         let oldest = self.tail.min(self.written);
-        assert!(oldest <= self.head, "the log ends before it begins");
+        assert!(oldest <= self.append_at, "the log ends before it begins");
         oldest - oldest % BLOCK
     }
 
     /// Keeps extents until the log is truncated behind its present end.
     pub fn keep(&mut self, extents: impl IntoIterator<Item = Arc<Extent>>) {
         for extent in extents {
+            let ascends = self.held.back().is_none_or(|(pos, _)| *pos <= self.end.pos);
+            assert!(ascends, "extents are kept for records out of order");
             self.held_bytes += extent.len;
             self.held.push_back((self.end.pos, extent));
         }
@@ -172,18 +178,18 @@ impl LogBuffer {
         payload.iter().for_each(|part| self.bytes.extend_from_slice(part));
         let whole = self.bytes.len().next_multiple_of(8);
         self.bytes.resize(whole, 0);
-        self.head += record_len(len);
-        self.end = LogPos { pos: self.head, chain };
+        self.append_at += record_len(len);
+        self.end = LogPos { pos: self.append_at, chain };
         self.msn += 1;
         (self.msn, self.end)
     }
 
-    /// Whether one more record fits, with the guard of its write-out, and with `owed` bytes of room for
+    /// Whether one more record fits, with the guard of its write-out, and with `reserved` bytes of room for
     /// values beside those already set aside.
-    pub fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
+    pub fn has_room(&self, len: usize, reserved: u64, size: u64) -> bool {
         let sizes = LogSizes::default();
         sizes.publish(self);
-        sizes.has_room(len, owed, size)
+        sizes.has_room(len, reserved, size)
     }
 }
 
@@ -199,18 +205,18 @@ pub(crate) struct LogSizes {
     records: AtomicU64,
     values: AtomicU64,
     /// Room that is kept for values set aside, and for those that are being placed.
-    owed: AtomicU64,
+    reserved: AtomicU64,
     placing: AtomicU64,
 }
 
 impl LogSizes {
     /// Takes the sizes of `buffer` over.
     pub fn publish(&self, buffer: &LogBuffer) {
-        self.used.store(buffer.head - buffer.oldest(), Relaxed);
+        self.used.store(buffer.append_at - buffer.oldest(), Relaxed);
         self.held_bytes.store(buffer.held_bytes, Relaxed);
         self.records.store(buffer.bytes.len() as u64, Relaxed);
         self.values.store(buffer.value_bytes as u64, Relaxed);
-        self.owed.store(buffer.owed, Relaxed);
+        self.reserved.store(buffer.reserved, Relaxed);
         self.placing.store(buffer.placing, Relaxed);
     }
 
@@ -220,15 +226,15 @@ impl LogSizes {
     }
 
     /// As [`LogBuffer::has_room`].
-    pub fn has_room(&self, len: usize, owed: u64, size: u64) -> bool {
+    pub fn has_room(&self, len: usize, reserved: u64, size: u64) -> bool {
         let waiting = self.records.load(Relaxed);
         let records = waiting + record_len(len);
-        let (placing, owed) = (self.placing.load(Relaxed), self.owed.load(Relaxed) + owed);
+        let (placing, reserved) = (self.placing.load(Relaxed), self.reserved.load(Relaxed) + reserved);
         let total = |bytes: u64| if bytes == 0 { 0 } else { guard::total(bytes as usize) };
         // Values may come to be records. Those that are being placed are written with what waits; the others with
         // that, or after it. Either may be longer, since long write-outs have longer units.
-        let together = total(records + placing + owed);
-        let apart = total(records + placing) + total(owed);
+        let together = total(records + placing + reserved);
+        let apart = total(records + placing) + total(reserved);
         self.used.load(Relaxed).saturating_sub(waiting) + together.max(apart) <= size
     }
 }
@@ -243,7 +249,7 @@ mod tests {
     use super::*;
     use crate::{
         device::MemDevice,
-        store::log::{AppendError, BlobPlacer, Group, Log, Placed, Region, record::HEADER_BYTES},
+        store::log::{AppendError, BlobPlacer, Group, Log, Placed, Region, record::RECORD_HEADER_BYTES},
     };
 
     const KIND: u8 = 1;
@@ -322,7 +328,7 @@ mod tests {
                 log.append(&[&[1]]).unwrap();
                 log.sync().unwrap();
             }
-            log.append(&[&vec![2; first - HEADER_BYTES]]).unwrap();
+            log.append(&[&vec![2; first - RECORD_HEADER_BYTES]]).unwrap();
             _ = log.append_blobs(KIND, &[5, 5, 5], &values(lens));
             log.write_out().unwrap();
             assert!(log.used() <= 64 * BLOCK);
@@ -353,5 +359,95 @@ mod tests {
             meanwhile += placer.appended.load(Relaxed);
         }
         assert!(refused > 1000 && meanwhile > 1000, "not interesting: {refused}, {meanwhile}");
+    }
+
+    /// A log of 64 blocks that is as it should be, with a record.
+    fn sound() -> Arc<Log> {
+        let log = open(64, Arc::default());
+        log.append(&[&[1; 100]]).unwrap();
+        log
+    }
+
+    const FAR: LogPos = LogPos { pos: 1 << 40, chain: 0 };
+
+    #[test]
+    #[should_panic(expected = "the log is truncated behind its end")]
+    fn a_log_is_truncated_within_it() {
+        sound().truncate(FAR);
+    }
+
+    #[test]
+    #[should_panic(expected = "a state that is newer than the log")]
+    fn a_log_begins_within_it() {
+        _ = sound().start_after(FAR, 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "more bytes than records behind a state")]
+    fn what_stands_behind_a_state_is_newer() {
+        _ = sound().start_after(LogPos::default(), 1);
+    }
+
+    #[test]
+    #[should_panic(expected = "the log ends before it begins")]
+    fn a_log_ends_behind_its_start() {
+        let log = sound();
+        let mut buf = log.buf();
+        (buf.tail, buf.written) = (FAR.pos, FAR.pos);
+        // The sizes are published then.
+        drop(buf);
+    }
+
+    #[test]
+    #[should_panic(expected = "the log overtakes itself")]
+    fn the_end_of_a_log_does_not_pass_its_start() {
+        let log = sound();
+        log.buf().append_at += 64 * BLOCK;
+        _ = log.write_out();
+    }
+
+    #[test]
+    #[should_panic(expected = "a write-out begins inside a block")]
+    fn a_write_out_begins_with_a_block() {
+        let log = sound();
+        log.buf().append_at += 8;
+        _ = log.write_out();
+    }
+
+    #[test]
+    #[should_panic(expected = "values wait for a record that was not appended")]
+    fn values_wait_for_a_record() {
+        let log = sound();
+        let mut buf = log.buf();
+        (buf.values, buf.first_aside) = (values(&[3]), 9);
+        buf.take(0, 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "another record is the last")]
+    fn the_last_record_is_taken_back() {
+        let log = sound();
+        let mut buf = log.buf();
+        let last = Last { msn: 7, len: 100, before: LogPos::default(), values: 0, reserved: 0, group: 0 };
+        buf.last = Some(last);
+        buf.take_back();
+    }
+
+    #[test]
+    #[should_panic(expected = "values go that were not counted")]
+    fn values_are_counted() {
+        let log = sound();
+        let mut buf = log.buf();
+        buf.values = values(&[3]);
+        let last = Last { msn: 1, len: 100, before: LogPos::default(), values: 1, reserved: 0, group: 0 };
+        buf.last = Some(last);
+        buf.take_back();
+    }
+
+    #[test]
+    #[should_panic(expected = "a record of another length")]
+    fn a_record_has_the_length_that_it_says() {
+        let log = sound();
+        log.buf().push(&[&[1; 3]], 4, 0, 0);
     }
 }

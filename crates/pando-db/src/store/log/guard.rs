@@ -37,13 +37,14 @@ use crate::device::BLOCK;
 
 /// Length of a footer in bytes.
 pub(crate) const FOOTER_BYTES: usize = 64;
-const MAGIC: u32 = 0x6775_6172;
+const FOOTER_MAGIC: u32 = 0x6775_6172;
 /// A parity unit serves at most so many units.
 const UNITS_PER_PARITY: usize = 128;
-/// Units are small where the records of a write-out are few, so that the guard of one is in the rest of its
-/// last block.
+/// Bytes of a unit of a short write-out: so the guard fits in the rest of its last block.
 const SMALL_UNIT_BYTES: usize = 512;
+/// Bytes of records up to which a write-out is short.
 const SMALL_LIMIT_BYTES: usize = 64 << 10;
+/// Bytes of the checksum of a unit.
 const SUM_BYTES: usize = 4;
 
 /// Bytes of a unit in a write-out with so many bytes of records.
@@ -124,7 +125,7 @@ impl Footer {
 
     fn encode(&self, seed: u64) -> [u8; FOOTER_BYTES] {
         let mut bytes = [0; FOOTER_BYTES];
-        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[..4].copy_from_slice(&FOOTER_MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.records.to_le_bytes());
         let words = [self.begin, self.session, self.first, self.last, self.durable, self.chain];
         for (place, word) in bytes[8..].chunks_exact_mut(8).zip(words) {
@@ -138,7 +139,7 @@ impl Footer {
     /// The footer in these bytes, if there is a valid one.
     pub(crate) fn decode(bytes: &[u8], seed: u64) -> Option<Self> {
         let bytes: &[u8; FOOTER_BYTES] = bytes.try_into().ok()?;
-        if bytes[..4] != MAGIC.to_le_bytes() {
+        if bytes[..4] != FOOTER_MAGIC.to_le_bytes() {
             return None;
         }
         let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));

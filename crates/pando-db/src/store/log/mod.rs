@@ -27,7 +27,7 @@ mod reader;
 mod record;
 mod writer;
 
-pub use blob::{BlobPlacer, Group, Placed, owed};
+pub use blob::{BlobPlacer, Group, Placed, reserved};
 pub use reader::{Found, Replay};
 pub use writer::{AppendError, Log};
 
@@ -61,7 +61,7 @@ pub struct LogPos {
 
 /// Length of the longest payload in a ring of `size` bytes: with its header a quarter of it.
 fn max_payload(size: u64) -> usize {
-    (size / 4).min(u64::from(u32::MAX)).saturating_sub(record::HEADER_BYTES as u64) as usize
+    (size / 4).min(u64::from(u32::MAX)).saturating_sub(record::RECORD_HEADER_BYTES as u64) as usize
 }
 
 #[cfg(test)]

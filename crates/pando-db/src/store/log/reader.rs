@@ -18,7 +18,7 @@ use crate::{
         BlobPlacer, EMPTY_SEARCH_BYTES, Log, LogPos, Region,
         guard::{self, FOOTER_BYTES, Footer},
         max_payload,
-        record::{HEADER_BYTES, Header, record_len},
+        record::{Header, RECORD_HEADER_BYTES, record_len},
     },
 };
 
@@ -73,7 +73,7 @@ pub struct Replay {
     /// Where the next write-out begins, once the log has ended.
     head: u64,
     ended: bool,
-    /// The newest record that a footer, or the one who opened the log, says was durable.
+    /// The newest record that a footer or the superblock calls durable.
     durable: u64,
     clean: bool,
     /// Go on behind what is lost.
@@ -373,10 +373,10 @@ impl Replay {
     fn header_at(&mut self, pos: u64) -> Result<Option<(Header, u64)>> {
         // One lap holds everything; whatever is behind it belongs to the lap before.
         let room = self.limit().saturating_sub(pos);
-        if room < HEADER_BYTES as u64 {
+        if room < RECORD_HEADER_BYTES as u64 {
             return Ok(None);
         }
-        let Some(&stored) = self.bytes(pos, HEADER_BYTES)?.first_chunk::<HEADER_BYTES>() else {
+        let Some(&stored) = self.bytes(pos, RECORD_HEADER_BYTES)?.first_chunk::<RECORD_HEADER_BYTES>() else {
             return Ok(None);
         };
         let Some(header) = Header::decode(&stored) else { return Ok(None) };
@@ -389,12 +389,12 @@ impl Replay {
     fn record_at(&mut self, pos: u64) -> Result<Option<Replayed>> {
         let Some((header, stored)) = self.header_at(pos)? else { return Ok(None) };
         let (len, chain) = (header.len as usize, self.at.chain);
-        let payload = self.bytes(pos + HEADER_BYTES as u64, len)?;
+        let payload = self.bytes(pos + RECORD_HEADER_BYTES as u64, len)?;
         let (_, chain) = header.encode(xxh3_64(payload), chain);
         if chain != stored {
             return Ok(None);
         }
-        let payload = self.shared(pos + HEADER_BYTES as u64, len)?;
+        let payload = self.shared(pos + RECORD_HEADER_BYTES as u64, len)?;
         let end = LogPos { pos: pos + record_len(len), chain };
         Ok(Some(Replayed { msn: header.msn, payload, end }))
     }

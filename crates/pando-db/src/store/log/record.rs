@@ -19,8 +19,8 @@
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Length of a header in bytes.
-pub(crate) const HEADER_BYTES: usize = 32;
-const MAGIC: u32 = 0x4c64_6e50;
+pub(crate) const RECORD_HEADER_BYTES: usize = 32;
+const RECORD_MAGIC: u32 = 0x4c64_6e50;
 
 /// What a header says, the checksum apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,9 +32,9 @@ pub(crate) struct Header {
 
 impl Header {
     /// The header's bytes, and the chain behind this record.
-    pub(crate) fn encode(&self, payload_hash: u64, chain: u64) -> ([u8; HEADER_BYTES], u64) {
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+    pub(crate) fn encode(&self, payload_hash: u64, chain: u64) -> ([u8; RECORD_HEADER_BYTES], u64) {
+        let mut bytes = [0; RECORD_HEADER_BYTES];
+        bytes[..4].copy_from_slice(&RECORD_MAGIC.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.len.to_le_bytes());
         bytes[8..16].copy_from_slice(&self.msn.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.session.to_le_bytes());
@@ -47,12 +47,12 @@ impl Header {
 
     /// What the bytes say, if they begin like a header. Proves nothing yet:
     /// the record is valid if [`Header::encode`] gives the same bytes again.
-    pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+    pub(crate) fn decode(bytes: &[u8; RECORD_HEADER_BYTES]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;
         let (msn, rest) = rest.split_first_chunk()?;
         let (session, _) = rest.split_first_chunk()?;
-        (u32::from_le_bytes(*magic) == MAGIC).then_some(Self {
+        (u32::from_le_bytes(*magic) == RECORD_MAGIC).then_some(Self {
             len: u32::from_le_bytes(*len),
             msn: u64::from_le_bytes(*msn),
             session: u64::from_le_bytes(*session),
@@ -62,5 +62,5 @@ impl Header {
 
 /// Bytes that a record of `payload` bytes takes.
 pub(crate) fn record_len(payload: usize) -> u64 {
-    (HEADER_BYTES + payload).next_multiple_of(8) as u64
+    (RECORD_HEADER_BYTES + payload).next_multiple_of(8) as u64
 }

@@ -596,5 +596,5 @@ fn a_panic_while_the_log_is_written_stops_it_for_all() {
 fn the_log_begins_at_a_record() {
     let log = open(&memory());
     log.append(&[b"one"]).unwrap();
-    log.passed(START, 1);
+    log.start_after(START, 1);
 }

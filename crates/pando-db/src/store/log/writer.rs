@@ -13,7 +13,7 @@
 //! alive as long as such a record may be replayed. So data that comes in bulk
 //! is written once, and small writes still cost one record.
 //!
-//! Two locks. `buf` guards the buffer, for the time of a copy. `turn` says
+//! Two locks. `buf` guards the buffer, for the time of a copy. `activity` says
 //! whether somebody writes and whether somebody flushes, one of each at most:
 //! the others sleep until it is done. A thread that only writes does not wait for a flush, except for a durable write
 //! of at most [`MAX_DURABLE_WRITE_BYTES`] bytes. Neither lock is held over I/O.
@@ -45,7 +45,7 @@ use crate::{
 
 /// Largest buffer that is kept for reuse, in bytes.
 const MAX_SPARE_BYTES: usize = 1 << 20;
-/// Most that a sync writes durably, in bytes, while nobody else can write: more is written first and flushed
+/// Most that a sync writes durably, in bytes, while no other thread can write: more is written first and flushed
 /// then, beside which others may write.
 const MAX_DURABLE_WRITE_BYTES: usize = 1 << 20;
 
@@ -94,30 +94,30 @@ pub struct Log {
     buf: Mutex<LogBuffer>,
     /// Of the buffer, as of its last change, to be read without the lock.
     sizes: LogSizes,
-    turn: Mutex<Turn>,
+    activity: Mutex<Activity>,
     done: Condvar,
     stopped: OnceLock<String>,
 }
 
 /// Whether a thread is writing to the device, and whether one is flushing. Writing goes on beside a flush, which
 /// takes long; a durable write is both.
-struct Turn {
+struct Activity {
     writing: bool,
     flushing: bool,
     durable_msn: u64,
 }
 
-/// A turn that somebody has, as the flag in [`Turn`] says. Dropped only where its work panics: then others
-/// must not wait for the turn, and the log stops, since what was taken out of its buffer is lost.
+/// The right to write or to flush, as the flag in [`Activity`] says. Dropped only where its work panics: then others
+/// must not wait for it, and the log stops, since what was taken out of its buffer is lost.
 struct Leading<'a> {
     log: &'a Log,
-    flag: fn(&mut Turn) -> &mut bool,
+    flag: fn(&mut Activity) -> &mut bool,
 }
 
 impl Drop for Leading<'_> {
     fn drop(&mut self) {
         self.log.stop("a panic while the log was written: this is a bug".into());
-        *(self.flag)(&mut self.log.turn.lock()) = false;
+        *(self.flag)(&mut self.log.activity.lock()) = false;
         self.log.done.notify_all();
     }
 }
@@ -175,12 +175,12 @@ impl Log {
         let buf = LogBuffer {
             bytes: Vec::new(),
             spare: Vec::new(),
-            head,
+            append_at: head,
             written: head,
             notice: None,
-            loose: false,
+            unflushed: false,
             unmarked: 0,
-            told: 0,
+            announced: 0,
             taken: (msn, start.chain),
             tail,
             end: start,
@@ -189,7 +189,7 @@ impl Log {
             closed: false,
             values: Vec::new(),
             value_bytes: 0,
-            owed: 0,
+            reserved: 0,
             first_aside: 0,
             placing: 0,
             // Not a number of an earlier run, whose last records may be in the log still.
@@ -209,7 +209,7 @@ impl Log {
             store,
             session,
             buf: Mutex::new(buf),
-            turn: Mutex::new(Turn { writing: false, flushing: false, durable_msn: msn }),
+            activity: Mutex::new(Activity { writing: false, flushing: false, durable_msn: msn }),
             done: Condvar::new(),
             stopped: OnceLock::new(),
         }
@@ -217,8 +217,8 @@ impl Log {
 
     /// Takes no record from number `first` on for durable before the next sync.
     pub(super) fn doubt(&self, first: u64) {
-        let mut turn = self.turn.lock();
-        turn.durable_msn = turn.durable_msn.min(first.saturating_sub(1));
+        let mut activity = self.activity.lock();
+        activity.durable_msn = activity.durable_msn.min(first.saturating_sub(1));
     }
 
     /// The buffer, of which the sizes are published when it is let go.
@@ -240,8 +240,8 @@ impl Log {
     }
 
     /// Whether a payload of that length could be appended now, with that much room for values set aside.
-    pub fn fits(&self, payload_len: usize, owed: u64) -> bool {
-        payload_len <= self.max_payload() && self.sizes.has_room(payload_len, owed, self.size)
+    pub fn fits(&self, payload_len: usize, reserved: u64) -> bool {
+        payload_len <= self.max_payload() && self.sizes.has_room(payload_len, reserved, self.size)
     }
 
     /// Longest payload in bytes: with its header a quarter of the ring.
@@ -253,37 +253,37 @@ impl Log {
     pub fn sync(&self) -> Result<()> {
         self.check()?;
         let target = self.appended_msn();
-        let mut turn = self.turn.lock();
-        while turn.durable_msn < target {
-            if turn.flushing {
+        let mut activity = self.activity.lock();
+        while activity.durable_msn < target {
+            if activity.flushing {
                 waiting::announce();
-                self.done.wait(&mut turn);
+                self.done.wait(&mut activity);
                 continue;
             }
             self.check()?;
-            turn.flushing = true;
-            drop(turn);
-            let leading = Leading { log: self, flag: |turn| &mut turn.flushing };
+            activity.flushing = true;
+            drop(activity);
+            let leading = Leading { log: self, flag: |activity| &mut activity.flushing };
             let outcome = self.write_buffered(true).and_then(|msn| {
-                // Others may write beside the flush: that is loose again.
-                if std::mem::take(&mut self.buf().loose) {
+                // Others may write beside the flush: that is unflushed again.
+                if std::mem::take(&mut self.buf().unflushed) {
                     self.device.flush().map_err(|e| format!("flush of the log: {e}"))?;
                 }
                 Ok(msn)
             });
             std::mem::forget(leading);
-            turn = self.turn.lock();
-            turn.flushing = false;
+            activity = self.activity.lock();
+            activity.flushing = false;
             match outcome {
                 Ok(msn) => {
-                    assert!(msn >= turn.durable_msn, "what was durable is no more");
-                    turn.durable_msn = msn;
+                    assert!(msn >= activity.durable_msn, "what was durable is no more");
+                    activity.durable_msn = msn;
                 }
                 Err(reason) => _ = self.stopped.set(reason),
             }
             self.done.notify_all();
         }
-        drop(turn);
+        drop(activity);
         // Where values outside the log have become durable, nothing else could tell that they were there from
         // that they never were.
         if self.buf().unmarked == 0 {
@@ -292,27 +292,27 @@ impl Log {
         self.mark(|buf, durable| (1..=durable).contains(&buf.unmarked))
     }
 
-    /// For a log to which nobody has written for a while: says of the last records, if they are durable and
+    /// For a log that has not been written for a while: says of the last records, if they are durable and
     /// may be replayed, that they are. Should they be damaged, their end is not taken for that of the log. One
     /// write of a block at most, which is not durable itself.
     pub fn mark_rest(&self) -> Result<()> {
-        self.mark(|buf, durable| durable > buf.told && buf.asked_end > buf.tail)
+        self.mark(|buf, durable| durable > buf.announced && buf.asked_end > buf.tail)
     }
 
-    /// Writes what is durable, if that is `news` and nobody is writing.
+    /// Writes what is durable, if that is `news` and no thread is writing.
     fn mark(&self, news: impl Fn(&LogBuffer, u64) -> bool) -> Result<()> {
-        let mut turn = self.turn.lock();
-        if turn.writing || self.stopped.get().is_some() {
+        let mut activity = self.activity.lock();
+        if activity.writing || self.stopped.get().is_some() {
             // The next footer says so.
             return Ok(());
         }
-        turn.writing = true;
-        let durable = turn.durable_msn;
-        drop(turn);
-        let leading = Leading { log: self, flag: |turn| &mut turn.writing };
+        activity.writing = true;
+        let durable = activity.durable_msn;
+        drop(activity);
+        let leading = Leading { log: self, flag: |activity| &mut activity.writing };
         let outcome = self.write_mark(durable, news);
         std::mem::forget(leading);
-        self.turn.lock().writing = false;
+        self.activity.lock().writing = false;
         self.done.notify_all();
         outcome.or_else(|reason| {
             _ = self.stopped.set(reason);
@@ -332,9 +332,9 @@ impl Log {
             if durable >= buf.unmarked {
                 buf.unmarked = 0;
             }
-            buf.told = buf.told.max(durable);
-            let pos = buf.head;
-            buf.head += guard::total(0);
+            buf.announced = buf.announced.max(durable);
+            let pos = buf.append_at;
+            buf.append_at += guard::total(0);
             (buf.footer(0, pos, self.session, durable), pos)
         };
         let mut block = Vec::new();
@@ -356,22 +356,22 @@ impl Log {
     }
 
     /// The same, with the MSN up to which all is written, or the reason to stop. With `durably` it is durable
-    /// as well if nothing stays loose.
+    /// as well if nothing stays unflushed.
     fn write_buffered(&self, durably: bool) -> Result<u64, String> {
-        let mut turn = self.turn.lock();
-        while turn.writing {
+        let mut activity = self.activity.lock();
+        while activity.writing {
             waiting::announce();
-            self.done.wait(&mut turn);
+            self.done.wait(&mut activity);
         }
         if let Some(reason) = self.stopped.get() {
             return Err(reason.clone());
         }
-        turn.writing = true;
-        drop(turn);
-        let leading = Leading { log: self, flag: |turn| &mut turn.writing };
+        activity.writing = true;
+        drop(activity);
+        let leading = Leading { log: self, flag: |activity| &mut activity.writing };
         let outcome = self.drain(durably);
         std::mem::forget(leading);
-        self.turn.lock().writing = false;
+        self.activity.lock().writing = false;
         self.done.notify_all();
         outcome
     }
@@ -379,7 +379,7 @@ impl Log {
     /// Gives up everything before `start`, because a durable checkpoint holds it.
     pub fn truncate(&self, start: LogPos) {
         let mut buf = self.buf();
-        assert!(start.pos <= buf.head, "the log is truncated behind its end");
+        assert!(start.pos <= buf.append_at, "the log is truncated behind its end");
         buf.tail = buf.tail.max(start.pos);
         // No record of a caller is left that could name a group: then none is needed.
         let needed = |pos: u64| pos > start.pos && buf.asked_end > start.pos;
@@ -395,7 +395,7 @@ impl Log {
     /// Where the log may begin if all records up to `pos` and `msn` are not needed any more, and the number
     /// of the first record there: behind records of the log's own too, which only serve those of callers
     /// before them.
-    pub fn passed(&self, pos: LogPos, msn: u64) -> (LogPos, u64) {
+    pub fn start_after(&self, pos: LogPos, msn: u64) -> (LogPos, u64) {
         let buf = self.buf();
         assert!(pos.pos <= buf.end.pos && msn <= buf.msn, "a state that is newer than the log");
         // The record at `pos`, if there is one, must be the next one.
@@ -421,7 +421,7 @@ impl Log {
     /// returns when they are.
     pub fn has_blobs(&self) -> bool {
         let buf = self.buf();
-        buf.owed + buf.placing > 0
+        buf.reserved + buf.placing > 0
     }
 
     /// Bytes of the ring in use, the rest of the last block excepted.
@@ -431,7 +431,7 @@ impl Log {
 
     /// Bytes of the ring behind `pos`.
     pub fn behind(&self, pos: LogPos) -> u64 {
-        self.buf().head.saturating_sub(pos.pos)
+        self.buf().append_at.saturating_sub(pos.pos)
     }
 
     /// Bytes that wait to be written.
@@ -446,7 +446,7 @@ impl Log {
 
     /// Every record up to this MSN is durable.
     pub fn durable_msn(&self) -> u64 {
-        self.turn.lock().durable_msn
+        self.activity.lock().durable_msn
     }
 
     #[cfg(test)]
@@ -476,7 +476,7 @@ impl Log {
     /// before it. For the leader only. Failures come back as the reason to stop.
     fn drain(&self, durably: bool) -> Result<u64, String> {
         let placed = self.place_values()?;
-        let known = self.turn.lock().durable_msn;
+        let known = self.activity.lock().durable_msn;
         let (mut buffer, footer, msn, durably, notice) = {
             let mut buf = self.buf();
             if placed {
@@ -485,9 +485,9 @@ impl Log {
                 buf.unmarked = 0;
             }
             let (buffer, footer, msn) = buf.take(self.session, known);
-            assert!(buf.head - buf.oldest() <= self.size, "the log overtakes itself");
-            // What is loose needs a flush, which covers this as well.
-            let durably = durably && !placed && !buf.loose && buffer.len() <= MAX_DURABLE_WRITE_BYTES;
+            assert!(buf.append_at - buf.oldest() <= self.size, "the log overtakes itself");
+            // What is unflushed needs a flush, which covers this as well.
+            let durably = durably && !placed && !buf.unflushed && buffer.len() <= MAX_DURABLE_WRITE_BYTES;
             let notice = if buffer.is_empty() { None } else { buf.notice.take() };
             (buffer, footer, msn, durably, notice)
         };
@@ -495,10 +495,10 @@ impl Log {
             guard::close(&mut buffer, &footer, self.store);
         }
         let begin = footer.begin;
-        let mut loose = placed;
+        let mut unflushed = placed;
         if let Some(at) = notice.filter(|at| footer.end() - at > EMPTY_SEARCH_BYTES / 2) {
             self.announce(at, &footer)?;
-            loose = true;
+            unflushed = true;
         }
         let (mut pos, mut rest) = (begin, &buffer[..]);
         while !rest.is_empty() {
@@ -509,13 +509,13 @@ impl Log {
                 true => self.device.write_durably(at, piece),
                 false => self.device.write_at(at, piece).map(|()| false),
             };
-            loose |= !write.map_err(|e| format!("write of the log at byte {at}: {e}"))?;
+            unflushed |= !write.map_err(|e| format!("write of the log at byte {at}: {e}"))?;
             (pos, rest) = (pos + piece.len() as u64, more);
         }
         let mut buf = self.buf();
         // Only now: a flush that began before does not cover it.
-        buf.loose |= loose;
-        assert!(buf.written <= pos && pos <= buf.head, "the log was written beside its buffer");
+        buf.unflushed |= unflushed;
+        assert!(buf.written <= pos && pos <= buf.append_at, "the log was written beside its buffer");
         buf.written = pos;
         if buffer.capacity() <= MAX_SPARE_BYTES {
             buffer.clear();
@@ -542,8 +542,8 @@ impl Log {
                 return Ok(false);
             }
             let open = buf.values.len() - buf.replaceable_values();
-            let owed = std::mem::take(&mut buf.owed);
-            buf.placing += owed;
+            let reserved = std::mem::take(&mut buf.reserved);
+            buf.placing += reserved;
             buf.value_bytes = 0;
             buf.group += 1;
             let values = std::mem::take(&mut buf.values);
@@ -552,7 +552,7 @@ impl Log {
         let max = self.max_payload();
         let placed = placer.place(group, max).map_err(|e| format!("placing values: {e}"))?;
         let mut buf = self.buf();
-        let before = buf.head;
+        let before = buf.append_at;
         for payload in &placed.payloads {
             assert!(payload.len() <= max, "a record about values is too long");
             let mut hash = Xxh3Default::new();
@@ -561,7 +561,7 @@ impl Log {
         }
         // One leader at a time: all that is being placed is this group.
         let room = std::mem::take(&mut buf.placing);
-        assert!(buf.head - before <= room, "records about values took more room than was kept");
+        assert!(buf.append_at - before <= room, "records about values took more room than was kept");
         buf.keep(placed.extents);
         Ok(true)
     }

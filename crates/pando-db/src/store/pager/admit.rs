@@ -12,7 +12,7 @@ use crate::{
 };
 
 impl Pager {
-    /// Pages of bulk values that nobody has read since they were written have so much memory at most.
+    /// Pages of bulk values that were not read since they were written have so much memory at most.
     pub fn bound_written(mut self, most_bytes: Option<u64>) -> Self {
         self.written = most_bytes.map(Written::new);
         self

@@ -33,8 +33,8 @@ fn forge(device: &MemDevice, slot: u64, change: impl FnOnce(&mut [u8; SIZE])) {
     let mut block = [0; SIZE];
     device.read_at(slot * BLOCK, &mut block).unwrap();
     change(&mut block);
-    let checksum = xxh3_64(&block[..CHECKSUM_AT]).to_le_bytes();
-    block[CHECKSUM_AT..].copy_from_slice(&checksum);
+    let checksum = xxh3_64(&block[..CHECKSUM_OFFSET]).to_le_bytes();
+    block[CHECKSUM_OFFSET..].copy_from_slice(&checksum);
     device.write_at(slot * BLOCK, &block).unwrap();
 }
 
@@ -167,7 +167,7 @@ fn a_scattered_table_page_takes_a_block_where_it_is_listed() {
 fn hostile_bytes_never_panic() {
     let device = MemDevice::new(DEVICE);
     let good = sample(2).encode();
-    for at in (0..300).chain(CHECKSUM_AT..SIZE) {
+    for at in (0..300).chain(CHECKSUM_OFFSET..SIZE) {
         for flip in [1, 0x80, 0xff] {
             let mut block = good;
             block[at] ^= flip;

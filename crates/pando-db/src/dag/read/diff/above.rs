@@ -23,9 +23,9 @@ use crate::{
     store::page_id::PageId,
 };
 
-/// Entries that wait above a shared node up to which they are settled one by one; if more do, they are parted
+/// Entries that wait above a shared node up to which they are resolved one by one; if more do, they are parted
 /// among its children.
-pub(super) const MOST_ABOVE: usize = 4096;
+pub(super) const MAX_ENTRIES_ABOVE: usize = 4096;
 
 /// What names a page or table, and how its keys look: equal names say the same.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +48,7 @@ struct Item {
     source: usize,
     /// Which page of its run; none for a table.
     page: Option<usize>,
-    /// Entries, or those of a table up to a little more than [`MOST_ABOVE`].
+    /// Entries, or those of a table up to a little more than [`MAX_ENTRIES_ABOVE`].
     count: usize,
     /// Where its keys are, without prefix.
     keys: Span,
@@ -76,7 +76,7 @@ pub(super) enum MessagesAbove {
 
 impl Above {
     /// Looks at what both descents have met, and narrows their part to where all changes of ranges cover it;
-    /// nothing if the headers contradict themselves, which who reads on will find.
+    /// nothing if the headers contradict themselves, which the read of the pages will find.
     pub fn find(down: &mut [Descent<'_, '_>; 2]) -> Option<Self> {
         let mut narrowed = down[0].segment.clone();
         for side in down.iter() {
@@ -214,11 +214,11 @@ fn said(side: &Descent<'_, '_>) -> Option<Said> {
         match found {
             FoundSource::Table(table, lens) => {
                 let local = lens.apply_span(&side.segment);
-                let count = table.points_in(&local).take(MOST_ABOVE + 1).count();
+                let count = table.points_in(&local).take(MAX_ENTRIES_ABOVE + 1).count();
                 if count > 0 {
                     let map = lens.shortest();
                     let place = Place::Memory(Arc::as_ptr(table) as usize);
-                    let name = Name { place, map: (map.head, map.pre) };
+                    let name = Name { place, map: (map.strip, map.prepend) };
                     let keys = side.segment.clone();
                     said.items.push(Item { name, source, page: None, count, keys, shared: false });
                 }

@@ -1,4 +1,4 @@
-//! What is done with a part of two sides: keys that may differ are settled on both, in order.
+//! What is done with a part of two sides: keys that may differ are resolved on both, in order.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -187,7 +187,7 @@ impl Named {
             if complete && a == b {
                 continue;
             }
-            let settle = |side: &Side, said: Messages| match complete
+            let resolve = |side: &Side, said: Messages| match complete
                 && (self.is_end || said.last().is_some_and(Msg::is_final))
             {
                 true => {
@@ -195,7 +195,7 @@ impl Named {
                 }
                 false => side.view.get(&join(&side.prefix, &key), pager, merge),
             };
-            let (before, after) = (settle(&sides[0], a)?, settle(&sides[1], b)?);
+            let (before, after) = (resolve(&sides[0], a)?, resolve(&sides[1], b)?);
             if before != after {
                 return Ok(Some(Difference { key, before, after }));
             }

@@ -2,7 +2,7 @@
 //! both share.
 //!
 //! Both sides are descended side by side, over a range of keys that narrows as paths part. Where both come to the
-//! same node by equal lenses, they can only differ in keys that messages above it name: those are settled one by
+//! same node by equal lenses, they can only differ in keys that messages above it name: those are resolved one by
 //! one, and nothing below is read ([`above`]). Where the nodes differ, the higher one is descended further; two
 //! different leaves are merged. So what is read is the nodes in which the sides differ, and what waits above what
 //! they share.
@@ -20,7 +20,7 @@ use bytes::Bytes;
 use crate::{
     dag::read::{
         diff::{
-            above::{Above, MOST_ABOVE},
+            above::{Above, MAX_ENTRIES_ABOVE},
             join::DiffWork,
         },
         readahead::ScanReadahead,
@@ -41,7 +41,7 @@ pub(crate) use side::Side;
 
 /// If two leaves share more than this many entries, in common pages, for each entry that they do not share, only the
 /// pages that differ are read.
-const SHARED_TO_ONE: usize = 8;
+const SHARED_PER_OTHER_ENTRY: usize = 8;
 
 /// The difference of two sides, as far as it has been found.
 pub(crate) struct Differ {
@@ -98,7 +98,7 @@ impl Differ {
         let mut next = [NextStep::End; 2];
         for (side, next) in down.iter_mut().zip(&mut next) {
             side.segment = part;
-            *next = side.through_tables();
+            *next = side.enter_tables();
             part = side.segment.clone();
         }
         loop {
@@ -119,7 +119,7 @@ impl Differ {
                     && height >= a.max(b)
                 {
                     down[i].segment = part;
-                    next[i] = down[i].through_child(id)?;
+                    next[i] = down[i].enter_child(id)?;
                     part = down[i].segment.clone();
                 }
             }
@@ -150,8 +150,8 @@ impl Differ {
             return Some(DiffWork::Nothing);
         }
         let sparse = match is_end {
-            true => above.named().saturating_mul(SHARED_TO_ONE) < above.shared(),
-            false => above.named() <= MOST_ABOVE,
+            true => above.named().saturating_mul(SHARED_PER_OTHER_ENTRY) < above.shared(),
+            false => above.named() <= MAX_ENTRIES_ABOVE,
         };
         (sparse && above.agree()).then(|| DiffWork::some(down, above, is_end))
     }

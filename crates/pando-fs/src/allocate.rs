@@ -24,6 +24,7 @@ use crate::{
 
 /// Bits of the mode of fallocate(2).
 const KEEP_SIZE: i32 = 1;
+/// Another bit of it.
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 

@@ -31,7 +31,7 @@ const KEEP: u8 = 1;
 const RECEIVED: u8 = 2;
 /// Flag bit of a snapshot that a stored policy had made.
 const AUTOMATIC: u8 = 4;
-/// Mode of `.snapshots`; who may not write to a snapshot is told by the error.
+/// Bits of the mode of `.snapshots`; who may not write to a snapshot is told by the error.
 const DIR_MODE: u16 = 0o755;
 
 /// What is stored of a family.

@@ -14,6 +14,7 @@ pub(crate) const S_ISGID: u16 = 0o2000;
 pub(crate) const S_ISVTX: u16 = 0o1000;
 pub(crate) const S_IXGRP: u16 = 0o010;
 pub(crate) const S_IXOTH: u16 = 0o001;
+/// The bits by which a program runs as the owner or group of its file.
 const SET_ID: u16 = S_ISUID | S_ISGID;
 /// The bits of the three classes of users, for reading, writing and executing.
 const READ_BITS: u16 = 0o444;

@@ -28,7 +28,7 @@ use crate::{
     volume::Fs,
 };
 
-/// Fail with EEXIST if the new name is taken.
+/// Bit of the flags of a rename: fail with EEXIST if the new name is taken.
 pub const RENAME_NOREPLACE: u32 = 1;
 /// Exchange the two, of whatever kind.
 pub const RENAME_EXCHANGE: u32 = 2;

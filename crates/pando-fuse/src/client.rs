@@ -85,6 +85,7 @@ fn exchange<const N: usize>(
 ) -> Result<Box<[u8; N]>, ControlError> {
     /// Bits of a command that say how many bytes the kernel takes and gives.
     const SIZE_SHIFT: u32 = 16;
+    /// The highest number that these bits can be.
     const SIZE_MASK: u32 = (1 << 14) - 1;
     if (command >> SIZE_SHIFT & SIZE_MASK) as usize > N {
         let text = "the answer to this request is longer than what was made for it";

@@ -210,9 +210,11 @@ const REPLACE: u32 = 1;
 const TRACK: u32 = 2;
 /// Bit of the flags of a removal: of a fork only.
 const ONLY_FORK: u32 = 1;
-/// Bits of the flags of a difference: which bytes differ; moved files as removed and added; the next piece.
+/// Bit of the flags of a difference: which bytes differ.
 const RANGES: u32 = 1;
+/// Bit of the same flags: moved files as removed and added.
 const NO_RENAMES: u32 = 2;
+/// Bit of the same flags: the next piece.
 const NEXT: u32 = 4;
 /// Size of what every request and answer begins with, bytes.
 const HEADER_BYTES: usize = MAGIC.len() + 4 + 4;

@@ -272,7 +272,7 @@ impl Drop for Finds<'_> {
     }
 }
 
-const KINDS: [ChangeKind; 5] = [
+const CHANGE_KINDS: [ChangeKind; 5] = [
     ChangeKind::Added,
     ChangeKind::Removed,
     ChangeKind::Modified,
@@ -300,7 +300,7 @@ fn encode(change: &FileChange) -> Vec<u8> {
     let from = change.from.as_deref().map(OsStr::as_bytes);
     let path = change.path.as_bytes();
     let mut out = vec![0; 4];
-    out.extend([place_of(&KINDS, &change.kind), place_of(&FILES, &change.file)]);
+    out.extend([place_of(&CHANGE_KINDS, &change.kind), place_of(&FILES, &change.file)]);
     out.extend(change.aspects.0.to_le_bytes());
     out.extend(change.size_before.to_le_bytes());
     out.extend(change.size_after.to_le_bytes());
@@ -375,7 +375,7 @@ fn decode(record: &[u8]) -> Option<FileChange> {
     let number = |half: &[u8]| half.try_into().ok().map(u64::from_le_bytes);
     let ranges = pairs.iter().map(|pair| Some((number(&pair[..8])?, number(&pair[8..])?)));
     Some(FileChange {
-        kind: *KINDS.get(usize::from(kind))?,
+        kind: *CHANGE_KINDS.get(usize::from(kind))?,
         file: *FILES.get(usize::from(file))?,
         path,
         from,

@@ -71,7 +71,7 @@ impl ForkAsked {
 /// The bit beside the side that is right: lines of text are merged.
 const TEXT: u8 = 4;
 
-const KINDS: [MergeKind; 15] = [
+const MERGE_KINDS: [MergeKind; 15] = [
     MergeKind::Added,
     MergeKind::Removed,
     MergeKind::Modified,
@@ -93,7 +93,7 @@ const KINDS: [MergeKind; 15] = [
 pub(crate) fn report(report: &MergeReport) -> String {
     let mut out = format!("{}\n", u8::from(report.merged));
     for change in &report.changes {
-        let kind = KINDS.iter().position(|kind| *kind == change.kind).unwrap_or(KINDS.len());
+        let kind = MERGE_KINDS.iter().position(|kind| *kind == change.kind).unwrap_or(MERGE_KINDS.len());
         out += &format!("{kind}\t{}\t{}", change.aspects.0, escaped(change.path.as_bytes()));
         if let Some(from) = &change.from {
             out += &format!("\t{}", escaped(from.as_bytes()));
@@ -109,7 +109,7 @@ pub(crate) fn read_report(text: &str) -> Option<MergeReport> {
     let merged = lines.next()? == "1";
     let change = |line: &str| {
         let mut fields = line.split('\t');
-        let kind = *KINDS.get(fields.next()?.parse::<usize>().ok()?)?;
+        let kind = *MERGE_KINDS.get(fields.next()?.parse::<usize>().ok()?)?;
         let aspects = Aspects(fields.next()?.parse().ok()?);
         let path = OsString::from_vec(unescaped(fields.next()?)?);
         let from = match fields.next() {
@@ -192,8 +192,8 @@ mod tests {
             let from = (kind == MergeKind::Renamed).then(|| path.clone());
             MergeChange { kind, path: path.clone(), from, aspects: Aspects::MODE }
         };
-        let told = MergeReport { changes: KINDS.into_iter().map(change).collect(), merged: true };
+        let told = MergeReport { changes: MERGE_KINDS.into_iter().map(change).collect(), merged: true };
         assert_eq!(read_report(&report(&told)), Some(told));
-        assert_eq!(read_report(&format!("1\n{}\t0\tx", KINDS.len())), None);
+        assert_eq!(read_report(&format!("1\n{}\t0\tx", MERGE_KINDS.len())), None);
     }
 }

@@ -42,7 +42,7 @@ const TIME_PATIENCE: Duration = Duration::from_millis(50);
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 /// Threads that may wait for locks on the files of one user, a count.
 const MAX_WAITING_FOR_USER: usize = 4;
-/// And on all files.
+/// And on all files, a count.
 const MAX_WAITING_IN_ALL: usize = 32;
 
 /// What gives the kernel the time that a file has now.

@@ -29,6 +29,7 @@ type Job = Box<dyn FnOnce() + Send>;
 
 /// Most threads that users share, and most of root, a count.
 const MAX_BUSY_THREADS: usize = 256;
+/// The number of root as a user.
 const ROOT: u32 = 0;
 
 /// Threads that have a job, all or those of a user.

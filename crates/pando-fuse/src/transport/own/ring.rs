@@ -45,6 +45,7 @@ use crate::transport::{Handler, common::MAX_WRITE_BYTES};
 
 /// Numbers of the commands of `IORING_OP_URING_CMD` on a descriptor of `/dev/fuse`.
 const REGISTER: u32 = 1;
+/// Another of these numbers.
 const COMMIT_AND_FETCH: u32 = 2;
 
 /// Entries that the queue of a CPU starts with, counts: of an online CPU of few and of many, and of an offline CPU.

@@ -19,8 +19,9 @@ use crate::cmd::inspect::{
 };
 use crate::size::show;
 
-/// Space left of everything, for the heights, and between two lines of boxes, for the arrows; pixels.
+/// Space left of everything, for the heights, pixels.
 const MARGIN: f64 = 92.0;
+/// Space between two lines of boxes, for the arrows, pixels.
 const ROW_GAP: f64 = 64.0;
 /// Longest text, a count of characters; what is longer is shortened in the middle.
 const MAX_CHARS: usize = 40;

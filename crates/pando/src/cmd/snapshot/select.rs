@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use pando_fs::{SnapshotInfo, Time};
 
 /// Seconds of the units of ages, by letter.
-const UNITS: [(char, u64); 6] =
+const TIME_UNITS: [(char, u64); 6] =
     [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400), ('w', 604_800), ('y', 31_536_000)];
 
 /// A length of time given on the command line: `90s`, `30m`, `12h`, `7d`, `2w`, `1y`.
@@ -19,7 +19,7 @@ impl FromStr for Age {
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong = || format!("{text:?} is not a length of time; write it like 90s, 30m, 12h, 7d, 2w or 1y");
         let unit = text.chars().next_back().ok_or_else(wrong)?;
-        let (_, secs) = UNITS.iter().find(|(letter, _)| *letter == unit).ok_or_else(wrong)?;
+        let (_, secs) = TIME_UNITS.iter().find(|(letter, _)| *letter == unit).ok_or_else(wrong)?;
         let number: u64 = text.strip_suffix(unit).and_then(|n| n.parse().ok()).ok_or_else(wrong)?;
         number.checked_mul(*secs).map(Age).ok_or_else(wrong)
     }
@@ -27,7 +27,7 @@ impl FromStr for Age {
 
 /// A length of time for people: the largest unit that is full.
 pub fn show_age(secs: u64) -> String {
-    let unit = UNITS.iter().rev().find(|(_, unit)| secs >= *unit).unwrap_or(&UNITS[0]);
+    let unit = TIME_UNITS.iter().rev().find(|(_, unit)| secs >= *unit).unwrap_or(&TIME_UNITS[0]);
     format!("{}{}", secs / unit.1, unit.0)
 }
 

@@ -11,14 +11,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::common::{World, errno};
+use super::common::{World, errno, mapped::Map};
 use pando_fs::{Caller, ModeChange, TreeChange};
 use pando_fuse::{
     Kind,
     control::ControlRequest,
     tool::{self, EntryPath},
 };
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 
 macro_rules! world {
     () => {
@@ -32,46 +31,6 @@ macro_rules! world {
 /// How often something is tried that the kernel may spoil by itself, with the pages of others on a busy machine.
 const ATTEMPTS: u8 = 20;
 const MAPPED_BYTES: usize = 16 * 4096;
-
-/// A shared mapping of the first `len` bytes of a file.
-struct Map {
-    at: *mut u8,
-    len: usize,
-}
-
-unsafe impl Sync for Map {}
-unsafe impl Send for Map {}
-
-impl Map {
-    fn new(file: &File, len: usize, writable: bool) -> Map {
-        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        let at = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0) }.unwrap();
-        Map { at: at.cast(), len }
-    }
-
-    fn get(&self, i: usize) -> u8 {
-        assert!(i < self.len);
-        unsafe { self.at.add(i).read_volatile() }
-    }
-
-    fn set(&self, i: usize, b: u8) {
-        assert!(i < self.len);
-        unsafe { self.at.add(i).write_volatile(b) }
-    }
-
-    fn sync(&self) {
-        unsafe { msync(self.at.cast(), self.len, MsyncFlags::SYNC) }.unwrap();
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // The server is in this process: munmap would wait for it to write back what is dirty, and hold the lock
-        // of the address space meanwhile, which the server may need.
-        self.sync();
-        let _ = unsafe { munmap(self.at.cast(), self.len) };
-    }
-}
 
 fn rw(path: &Path) -> File {
     OpenOptions::new().read(true).write(true).open(path).unwrap()
@@ -190,7 +149,7 @@ fn a_clone_does_not_write_the_mappings_of_other_files() {
     // some attempts, what must go out in each.
     let stayed = (1..=ATTEMPTS).any(|round| {
         for map in [&below, &elsewhere] {
-            (0..MAPPED_BYTES).step_by(4096).for_each(|at| map.set(at, round));
+            map.set_in_pages(0, round);
         }
         let copy = format!("copy{round}");
         w.clone_tree("src", &copy, false).unwrap();
@@ -216,9 +175,7 @@ fn a_clone_has_what_mappings_were_told_before_it() {
         .collect();
     for round in 1..=5u8 {
         for (_, map) in &files {
-            for page in 0..256 {
-                map.set(page * 4096 + 7, round);
-            }
+            map.set_in_pages(7, round);
         }
         let name = format!("clone{round}");
         w.clone_tree("d", &name, false).unwrap();

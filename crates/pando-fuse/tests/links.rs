@@ -106,16 +106,9 @@ fn pages_that_are_only_mapped_are_in_a_clone_of_any_directory_with_a_name() {
     fs::write(p("a/f"), vec![b'-'; 8192]).unwrap();
     fs::hard_link(p("a/f"), p("b/g")).unwrap();
     let file = OpenOptions::new().read(true).write(true).open(p("a/f")).unwrap();
-    use std::os::fd::AsRawFd;
-    let (rw, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
-    // SAFETY: a new mapping of a file of that length, used within it and unmapped below.
-    unsafe {
-        let map = libc::mmap(std::ptr::null_mut(), 8192, rw, shared, file.as_raw_fd(), 0);
-        assert_ne!(map, libc::MAP_FAILED);
-        *map.cast::<u8>() = b'm';
-        w.clone_tree("b", "copy", false).unwrap();
-        libc::munmap(map, 8192);
-    }
+    let map = super::common::mapped::Map::new(&file, 8192, true);
+    map.set(0, b'm');
+    w.clone_tree("b", "copy", false).unwrap();
     assert_eq!(fs::read(p("copy/g")).unwrap()[..2], *b"m-");
 }
 

@@ -17,6 +17,8 @@ use pando_fuse::{
     tool::{self, EntryPath},
 };
 
+pub mod mapped;
+
 pub struct World {
     // Dropped in this order: first the mount, then the directory under it.
     running: Option<Running>,

@@ -231,8 +231,9 @@ impl Batch {
     /// Copies every key under `src` to `dst`, replacing what is under `dst`. `dst` may lie below `src`, unless `src`
     /// is the empty prefix: the copy is made of the state before the operation, so it does not contain itself. If
     /// many copies lie below their source, each one also contains the older ones, unless its batch deletes from it
-    /// the prefix under which the copies lie. `src` may not lie below `dst` ([`crate::Error::Overlap`]). The batch is
-    /// refused ([`crate::Error::TooLarge`]) if a key would be longer than [`crate::MAX_KEY`].
+    /// the prefix under which the copies lie. `src` may neither be `dst` nor lie below it
+    /// ([`crate::Error::Overlap`]). The batch is refused ([`crate::Error::TooLarge`]) if a key would be longer than
+    /// [`crate::MAX_KEY`].
     pub fn clone_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) -> &mut Self {
         self.push(Op::ClonePrefix(src.into(), dst.into()))
     }

@@ -46,6 +46,9 @@ pub enum Error {
     /// write again. The space of what was deleted is freed before a write is refused, or by [`crate::Db::settle`];
     /// what a [`crate::Snapshot`] or [`crate::Cursor`] can still reach is freed when that is dropped.
     /// [`crate::Db::grow`] makes the store larger, and [`crate::Db::space`] says how much is left.
+    ///
+    /// A store is full before live data fill it: nodes have room for changes, and a part is reserved. With small random
+    /// values, live data were 53 to 80% of a full store, the less the smaller the nodes and the more was overwritten.
     #[error("no space left in the store")]
     NoSpace,
     /// An earlier write or flush failed; the store accepts no more changes.

@@ -84,7 +84,8 @@ pub struct PatchMerge;
 pub mod patch {
     use bytes::{BufMut, Bytes, BytesMut};
 
-    /// Largest value that a patch may produce, in bytes; a patch beyond it changes nothing.
+    /// Where a write may end at most, in bytes from the beginning of the value; one that goes further changes nothing.
+    /// A value that is longer keeps what lies behind a write.
     pub const MAX_LEN: usize = 1 << 20;
 
     pub(crate) const WRITE: u8 = 1;

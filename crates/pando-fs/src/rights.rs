@@ -113,7 +113,7 @@ impl Fs {
     /// caller holds `tree` of it exclusively. One scan of the records in it, unless for root.
     pub(crate) fn may_empty(&self, rights: Rights<'_>, top: &Inode, contents: &[u8]) -> Result<()> {
         const WHY: &str = "holds entries and belongs to another user: only root, or who owns every directory \
-                           in a tree, may remove it as a whole; rm -r does it one by one";
+                           in a tree, may remove it as a whole; the rm -r of the system removes one by one";
         if rights.all() || top.kind != FileKind::Directory {
             return Ok(());
         }

@@ -32,7 +32,7 @@ pub enum Error {
     #[error("io_uring=on: {0}")]
     NoRing(offer::Missing),
     /// A mount option that is not known.
-    #[error("{0}: unknown mount option")]
+    #[error("{0}: unknown mount option, or a value that it cannot have")]
     Option(String),
     /// Anything else.
     #[error("{path}: {source}")]

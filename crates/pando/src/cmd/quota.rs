@@ -31,10 +31,11 @@ pub enum QuotaCommand {
 #[derive(clap::Args)]
 #[command(
     after_help = "First all files that are there are counted. If they take more than SIZE already, nothing can be added.
-Hard links do not reach out of a directory with a quota, nor into it (EXDEV). What a rollback
-brings is counted afterwards, in the background, and may be more than the limit.
-df DIR shows what is left. A program that writes pages which the kernel keeps may hear of a used-up
-quota only when it syncs or closes the file, as of a full disk.
+Hard links do not reach out of a directory with a quota, nor into it (EXDEV); a directory in which
+files have several names is refused: set the quota of a clone of it. What a rollback brings is counted
+afterwards, in the background, and may be more than the limit. df DIR shows what is left. A program
+that writes pages which the kernel keeps may hear of a used-up quota only when it syncs or closes the
+file, and then by ENOSPC, as of a full disk.
 
 Examples: pando quota set /mnt/grove/project 20G
           pando quota set /mnt/grove/project none"

@@ -43,7 +43,8 @@ enum SnapshotCommand {
     /// Make a snapshot, atomically
     #[command(
         after_help = "AGE is a number with s, m, h, d, w or y behind it: seconds to years. If DIR is a symbolic link to
-a directory, the snapshot is of that directory, as with all commands here.
+a directory, the snapshot is of that directory, as with all commands here. A crash of the machine may
+take a snapshot of the last seconds, as any change; pando sync makes it durable.
 
 Examples: pando snapshot create /mnt/grove/project before-upgrade
           pando snapshot create /mnt/grove/project --valid-for 2w --note 'before the upgrade'"

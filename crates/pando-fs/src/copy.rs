@@ -161,7 +161,7 @@ impl Fs {
                 },
                 dense: Some(dense),
                 drop_capability,
-                ..self.times_of_change(c)
+                ..Change::modified(self.now())
             };
             let mut batch = Batch::new();
             match outside {
@@ -261,7 +261,7 @@ impl Fs {
                 },
                 dense: noted.is_some().then_some(Some(dense)),
                 drop_capability,
-                ..self.times_of_change(c)
+                ..Change::modified(self.now())
             };
             batch.upsert(to.meta.clone(), change.encode());
             let after = file_bytes(end, noted.is_some().then_some(dense), noted.as_ref());

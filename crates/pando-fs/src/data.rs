@@ -247,11 +247,6 @@ impl Fs {
         self.write_whole_at(&inode, &at, offset, data, (by_root, None))
     }
 
-    /// What a change of content by `c` changes of the times.
-    pub(crate) fn times_of_change(&self, c: &Caller) -> Change {
-        if c.reports_times { Change::default() } else { Change::modified(self.now()) }
-    }
-
     /// A file that is to be written through this handle, whether root opened it, and whether for appends only.
     fn file_to_write(&self, fh: FileHandle, ino: Ino) -> Result<(InodeRef, bool, bool)> {
         self.writable()?;

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use pando_fs::{Caller, FileHandle};
+use pando_fs::FileHandle;
 
 use crate::{
     caller::changer,
@@ -18,8 +18,7 @@ use crate::{
 /// The answer to a request for a copy: how many bytes were copied.
 pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answer<u64> {
     let shared = shared.clone();
-    let caller = changer(c, shared.fs.perm(copy.ino_out).unwrap_or_default());
-    let (caller, c) = (Caller { reports_times: shared.caches.writeback(), ..caller }, *c);
+    let (caller, c) = (changer(c, shared.fs.perm(copy.ino_out).unwrap_or_default()), *c);
     let quiet = !shared.caches.is_perhaps_dirty(copy.ino_in)
         && shared.set_id_bits(copy.ino_out) == 0
         && !shared.refused.any()

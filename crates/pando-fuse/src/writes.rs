@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pando_fs::{Caller, FileHandle};
+use pando_fs::FileHandle;
 
 use crate::{
     caller::changer,
@@ -110,8 +110,7 @@ impl MountState {
         mode: i32,
     ) -> Answer<()> {
         let bits = self.set_id_bits(ino);
-        let reports_times = self.caches.writeback();
-        let caller = Caller { reports_times, ..changer(c, self.fs.perm(ino).unwrap_or_default()) };
+        let caller = changer(c, self.fs.perm(ino).unwrap_or_default());
         let zeroed = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
         let range = offset..offset.saturating_add(if zeroed { len } else { 0 });
         let allocate = || {

@@ -322,12 +322,6 @@ impl Refused {
         }
     }
 
-    /// Error if something of any file is: of what room would not bring back, if there is such.
-    pub(crate) fn may_sync_all(&self) -> Outcome<()> {
-        let errors = self.unstored().into_iter().filter_map(|ino| self.may_sync(ino).err());
-        errors.max_by_key(|e| e.0 == libc::EIO).map_or(Ok(()), Err)
-    }
-
     pub(crate) fn note(&self, ino: u64, range: &Range<u64>, errno: i32) {
         let file = {
             let mut files = self.files.lock();

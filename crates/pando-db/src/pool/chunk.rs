@@ -303,7 +303,7 @@ mod tests {
         assert!(chunk.is_empty() && chunk.may_fit(CHUNK_UNITS, Free::Idle));
     }
 
-    /// Whatever the size of the kernel's pages: nothing goes to it that a allocation has a part of.
+    /// Whatever the size of the kernel's pages: nothing goes to it that an allocation has a part of.
     #[test]
     fn what_goes_to_the_kernel_is_counted_and_can_be_taken_again() {
         for page in [4096, 16 << 10, 64 << 10] {

@@ -24,7 +24,7 @@ use crate::{
         layer::run::{RunBuilder, merge_runs},
         write::split::Pieces,
     },
-    error::{Result, or_if_damaged},
+    error::{Error, Result, or_if_damaged},
     key::{Lens, Span},
     node::{Body, Node, NodeId, Run, Target},
     store::table::Table,
@@ -301,7 +301,13 @@ impl Edit<'_> {
         // All that refers to a node is higher.
         for (_, at) in order {
             let references = lost.get(&at).copied().unwrap_or(0);
-            assert!(references <= self.count(at), "node {at} has fewer references than were met");
+            if references > self.count(at) {
+                return Err(Error::corrupt(
+                    "reference count",
+                    0,
+                    format!("node {at} has fewer than were met"),
+                ));
+            }
             let goes = at == id || references > 0 && references == self.count(at);
             let Some((below, own)) = met.met.get(&at).filter(|_| goes) else { continue };
             bytes += own;

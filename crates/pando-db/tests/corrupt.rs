@@ -226,10 +226,12 @@ fn survive(
     }
     let key = rng.pick(&sample.keys).clone();
     let _ = (db.usage(b""), db.usage(&key), db.usage(key.get(..1).unwrap_or_default()));
-    let results: [Result<()>; 5] = [
+    let collects = rng.chance(300);
+    let results: [Result<()>; 6] = [
         db.clone_prefix(key.clone(), "copied/"),
         (0..40).try_for_each(|i| db.put(format!("{i:03}"), vec![1; 200])),
         db.delete_prefix(key.slice(..key.len() / 2)),
+        if collects { db.settle() } else { Ok(()) },
         db.checkpoint(),
         db.close(),
     ];

@@ -50,7 +50,7 @@ pub struct Fs {
 pub struct Inner {
     pub(crate) db: Db,
     pub(crate) read_only: bool,
-    /// See [`MountOptions::changes_suspended`]; cleared by the first change.
+    /// See [`crate::MountOptions::changes_suspended`]; cleared by the first change.
     pub(crate) changes_suspended: AtomicBool,
     pub(crate) atime: AtimePolicy,
     pub(crate) table: Arc<Table>,
@@ -60,7 +60,7 @@ pub struct Inner {
     pub(crate) clone_ids: Counter,
     pub(crate) snapshot_numbers: Counter,
     pub(crate) families: Counter,
-    /// See [`MountOptions::snapshots_visible`].
+    /// See [`crate::MountOptions::snapshots_visible`].
     pub(crate) snapshots_visible: bool,
     pub(crate) lineages: Lineages,
     pub(crate) positions: Positions,
@@ -72,9 +72,9 @@ pub struct Inner {
     pub(crate) paths: PathCache,
     pub(crate) readahead: Readahead,
     pub(crate) file_runs: Arc<FileRuns>,
-    /// See [`MountOptions::tick_times`].
+    /// See [`crate::MountOptions::tick_times`].
     pub(crate) tick_times: bool,
-    /// See [`MountOptions::merge_steps`].
+    /// See [`crate::MountOptions::merge_steps`].
     pub(crate) merge_steps: usize,
     pub(crate) counting: Arc<Counting>,
     pub(crate) late_calls: LateCalls,

@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::common::World;
+use super::common::{World, output_of_written};
 use pando_fuse::{Kind, Settings};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -272,7 +272,7 @@ fn set_id_bits_that_a_write_by_another_drops_are_gone_for_the_kernel_too() {
         // The kernel judges by the mode that it keeps, which stat(2) would renew: so it is run first, by a program that
         // root has put back, which changes no mode.
         OpenOptions::new().write(true).open(&p).unwrap().write_all_at(&program, 0).unwrap();
-        let out = Command::new(&p).arg("-u").uid(65_534).gid(65_534).output().unwrap();
+        let out = output_of_written(Command::new(&p).arg("-u").uid(65_534).gid(65_534));
         assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), "65534", "run after {script}");
         assert_eq!(mode(&p) & 0o6000, 0, "after {script}");
         fs::remove_file(&p).unwrap();
@@ -283,7 +283,7 @@ fn set_id_bits_that_a_write_by_another_drops_are_gone_for_the_kernel_too() {
     std::os::unix::fs::chown(&p, Some(OWNER), Some(OWNER)).unwrap();
     fs::set_permissions(&p, Permissions::from_mode(0o6777)).unwrap();
     let run = || {
-        let out = Command::new(&p).arg("-u").uid(65_534).gid(65_534).output().unwrap();
+        let out = output_of_written(Command::new(&p).arg("-u").uid(65_534).gid(65_534));
         String::from_utf8(out.stdout).unwrap()
     };
     assert_eq!(run().trim(), OWNER.to_string(), "the mount honours the bits");

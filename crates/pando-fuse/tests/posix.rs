@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use super::common::{World, errno};
+use super::common::{World, errno, output_of_written};
 use pando_fuse::Settings;
 use rustix::fs::{CWD, FallocateFlags, FileType, Mode, RenameFlags, mknodat, renameat_with};
 
@@ -546,16 +546,14 @@ fn what_nobody_may_run_is_not_said_to_be_executable() {
 fn programs_run_from_it() {
     let w = world!();
     fs::copy("/bin/sh", w.path("sh")).unwrap();
-    let output = Command::new(w.path("sh")).args(["-c", "echo grove"]).output().unwrap();
+    let output = output_of_written(Command::new(w.path("sh")).args(["-c", "echo grove"]));
     assert_eq!(output.stdout, b"grove\n");
     let script = w.path("script");
     let mut f = OpenOptions::new().write(true).create_new(true).mode(0o755).open(&script).unwrap();
     f.write_all(b"#!/bin/sh\necho $0\n").unwrap();
     drop(f);
-    assert_eq!(
-        Command::new(&script).output().unwrap().stdout,
-        format!("{}\n", script.display()).into_bytes()
-    );
+    let output = output_of_written(&mut Command::new(&script));
+    assert_eq!(output.stdout, format!("{}\n", script.display()).into_bytes());
 }
 
 #[test]

@@ -243,7 +243,7 @@ fn everything(b: &Bench) -> PathBuf {
 fn scene() -> Bench {
     let b = Bench::new();
     fs::set_permissions(b.path(""), fs::Permissions::from_mode(0o755)).unwrap();
-    fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
+    b.copy_program(env!("CARGO_BIN_EXE_pando"), "pando");
     b
 }
 

@@ -150,7 +150,7 @@ fn what_is_left_of_a_directory_that_is_gone_comes_to_another() {
     b.umount();
     b.ok(&["mount", "-o", "allow_other", "a.img", "m"]);
     b.sh("chmod 755 . m; chown 41001 m/d");
-    fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
+    b.copy_program(env!("CARGO_BIN_EXE_pando"), "pando");
     let mut other = Command::new(b.path("pando"));
     other.args(["snapshot", "create", "m/d", "two\n9\t\u{1b}[31m"]).current_dir(b.path(""));
     assert!(other.uid(41_001).gid(41_001).output().unwrap().status.success());

@@ -283,6 +283,26 @@ pub fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
+/// Starts a program that this process has just written, and waits for its end.
+///
+/// A process that another thread starts meanwhile has, until it runs its own program, the descriptor too that the
+/// program was written through: for that long the kernel says ETXTBSY.
+pub fn output_of_written(program: &mut std::process::Command) -> std::process::Output {
+    const PATIENCE_SECONDS: u64 = 30;
+    let begin = std::time::Instant::now();
+    loop {
+        match program.output() {
+            Err(e)
+                if e.kind() == io::ErrorKind::ExecutableFileBusy
+                    && begin.elapsed() < Duration::from_secs(PATIENCE_SECONDS) =>
+            {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            output => return output.unwrap(),
+        }
+    }
+}
+
 /// Cuts or extends a file by its name, without opening it.
 pub fn truncate(path: &Path, bytes: i64) {
     use std::os::unix::ffi::OsStrExt;

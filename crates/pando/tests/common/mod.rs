@@ -100,8 +100,8 @@ impl Bench {
         b.sh("chmod 755 . && mkdir m");
         b.ok(&["mkfs", "--size", "256M", "--node-size", "64K", "a.img"]);
         b.ok(&["mount", "-o", "allow_other", "--log-file", "log", "a.img", "m"]);
-        std::fs::copy(env!("CARGO_BIN_EXE_pando"), b.path("pando")).unwrap();
-        std::fs::copy(std::env::current_exe().unwrap(), b.path(test)).unwrap();
+        b.copy_program(env!("CARGO_BIN_EXE_pando"), "pando");
+        b.copy_program(std::env::current_exe().unwrap(), test);
         b.sh("chmod 1777 m");
         Some(b)
     }
@@ -135,6 +135,13 @@ impl Bench {
 
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.join(name)
+    }
+
+    /// Copies a program into the scene, to be started from there. Another process writes it: a descriptor of this one
+    /// would also be held by what other tests are just starting, and the kernel starts no program that is being written.
+    pub fn copy_program(&self, from: impl AsRef<Path>, name: &str) {
+        let copied = Command::new("cp").arg(from.as_ref()).arg(self.path(name)).status().unwrap();
+        assert!(copied.success(), "{}", from.as_ref().display());
     }
 
     pub fn command(&self, args: &[&str]) -> Command {

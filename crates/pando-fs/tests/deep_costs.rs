@@ -130,25 +130,32 @@ fn deep_directories_are_checked_for_what_their_keys_are_long() {
     }
 }
 
+/// Bytes of a file for which its map has a piece.
+const PIECE: u64 = 8 << 20;
+
+/// A new file with a block in so many pieces of its map, open.
+fn with_holes(fs: &Fs, dir: Ino, name: &str, pieces: u64) -> (Ino, FileHandle) {
+    let (file, handle) = fs.create(&Caller::root(), dir, OsStr::new(name), 0o644, common::O_RDWR).unwrap();
+    for piece in 0..pieces {
+        fs.write(handle, file.ino, piece * PIECE + PIECE / 2, b"x", false).unwrap();
+    }
+    (file.ino, handle)
+}
+
 /// Each file with holes that was only looked at kept its whole map in memory, as long as the kernel knew it.
 #[test]
 fn many_copies_of_a_file_with_holes_are_looked_at_in_little_memory() {
     const PIECES: u64 = 20_000;
     const COPIES: u64 = 100;
-    /// Bytes of a file for which its map has a piece.
-    const PIECE: u64 = 8 << 20;
     let _alone = ALONE.lock();
     let device = Arc::new(MemDevice::new(1 << 30));
     Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
     let fs = Fs::open(device, options()).unwrap();
     let me = Caller::root();
     let dir = fs.mkdir(&me, ROOT, OsStr::new("d"), 0o755).unwrap().ino;
-    let (file, handle) = fs.create(&me, dir, OsStr::new("f"), 0o644, common::O_RDWR).unwrap();
-    for piece in 0..PIECES {
-        fs.write(handle, file.ino, piece * PIECE + PIECE / 2, b"x", false).unwrap();
-    }
-    fs.release(file.ino, handle);
-    let is = fs.getattr(file.ino).unwrap();
+    let (file, handle) = with_holes(&fs, dir, "f", PIECES);
+    fs.release(file, handle);
+    let is = fs.getattr(file).unwrap();
     assert_eq!(is.blocks, PIECES * BLOCK_SIZE / 512 - (BLOCK_SIZE / 512 - 1), "the last one is short");
     for copy in 0..COPIES {
         let name = format!("c{copy}");
@@ -186,22 +193,14 @@ fn writes_in_turn_to_files_with_holes_do_not_read_their_whole_maps() {
     const PIECES: u64 = 3_000;
     const FILES: u64 = 3;
     const WRITES: u64 = 300;
-    /// Bytes of a file for which its map has a piece.
-    const PIECE: u64 = 8 << 20;
     let _alone = ALONE.lock();
     let device = Arc::new(MemDevice::new(1 << 30));
     Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
     // Of 8 MiB the maps may take 256 KiB, and each of these takes 400.
     let fs = Fs::open(device, options().cache_bytes(8 << 20)).unwrap();
-    let me = Caller::root();
     let mut files = Vec::new();
     for file in 0..FILES {
-        let name = format!("f{file}");
-        let (attr, handle) = fs.create(&me, ROOT, OsStr::new(&name), 0o644, common::O_RDWR).unwrap();
-        for piece in 0..PIECES {
-            fs.write(handle, attr.ino, piece * PIECE + PIECE / 2, b"x", false).unwrap();
-        }
-        files.push((attr.ino, handle));
+        files.push(with_holes(&fs, ROOT, &format!("f{file}"), PIECES));
     }
     fs.sync().unwrap();
     let before = files.iter().map(|(ino, _)| fs.getattr(*ino).unwrap().blocks).collect::<Vec<_>>();

@@ -89,14 +89,26 @@ impl MountState {
     /// are dropped.
     fn write_past_pages(self: &Arc<Self>, w: &Write<'_>) -> (Outcome<u32>, Option<Announcement>) {
         let range = w.offset..w.offset.saturating_add(w.data.len() as u64);
-        let announce = || self.past_pages.announce(w.ino, range.clone());
-        let (cached, opened) = self.caches.cached(w.ino, &range);
-        let announced = cached.then(announce);
-        let outcome = self.write_data(w);
-        // The file may have been opened meanwhile, and an old page may have been written out already.
-        let again = announced.is_none() && outcome.is_ok() && self.caches.cached(w.ino, &range).1 != opened;
+        self.announced_if(|cached| cached, w.ino, &range, || self.write_data(w))
+    }
+
+    /// Does `work`, which stores these bytes past the page cache. They are announced before if that is `wanted`, which
+    /// is told whether the kernel may hold pages of them. If they were not, and somebody has opened the file meanwhile,
+    /// an old page may have been written out already: then `work` is done once more, announced.
+    fn announced_if<T>(
+        self: &Arc<Self>,
+        wanted: impl FnOnce(bool) -> bool,
+        ino: u64,
+        range: &Range<u64>,
+        work: impl Fn() -> Outcome<T>,
+    ) -> (Outcome<T>, Option<Announcement>) {
+        let announce = || self.past_pages.announce(ino, range.clone());
+        let (cached, opened) = self.caches.cached(ino, range);
+        let announced = wanted(cached).then(announce);
+        let outcome = work();
+        let again = announced.is_none() && outcome.is_ok() && self.caches.cached(ino, range).1 != opened;
         match again.then(announce) {
-            Some(announced) => (self.write_data(w), Some(announced)),
+            Some(announced) => (work(), Some(announced)),
             None => (outcome, announced),
         }
     }
@@ -117,16 +129,9 @@ impl MountState {
             let allocate = || self.fs.fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
             self.refused.around(ino, range.clone(), allocate)
         };
-        let announce = || self.past_pages.announce(ino, range.clone());
-        let opened = || self.caches.cached(ino, &range).1;
-        let before = opened();
-        let announced = (zeroed && self.caches.is_perhaps_dirty(ino)).then(announce);
-        let outcome = allocate();
-        // Somebody may have opened and mapped it meanwhile.
-        let again = zeroed && announced.is_none() && outcome.is_ok() && opened() != before;
-        let (outcome, announced) = match again.then(announce) {
-            Some(announced) => (allocate(), Some(announced)),
-            None => (outcome, announced),
+        let (outcome, announced) = match zeroed {
+            true => self.announced_if(|_| self.caches.is_perhaps_dirty(ino), ino, &range, allocate),
+            false => (allocate(), None),
         };
         self.answer_announced((ino, offset, len), bits, announced, outcome)
     }

@@ -103,7 +103,7 @@ impl Fs {
 
     /// What a change of content by `c` changes of the record.
     fn content_change(&self, c: &Caller, inode: &InodeRef) -> Change {
-        let mut change = Change::modified(self.now());
+        let mut change = self.times_of_change(c);
         inode.peek(|s| {
             change.perm =
                 if c.keeps_set_id() { None } else { without_set_id_by(c, s.record.perm, s.record.gid) };

@@ -12,7 +12,7 @@ use pando_db::Batch;
 
 use crate::{
     blockmap::BlockMap,
-    data::{WRITE_BYTES, without_set_id_by},
+    data::{WRITE_BYTES, Written, without_set_id_by},
     error::{Error, Result},
     inode::InodeRef,
     limits::{BLOCK_SIZE, MAX_FILE_SIZE},
@@ -129,7 +129,8 @@ impl Fs {
                 break;
             }
             let written = self.hold(&target, true).and_then(|at| {
-                self.write_at(&target, &at, off_out + done, &bytes, (c.keeps_set_id(), Some(self.now())))
+                let written = Written::by(c.keeps_set_id(), self.times_of_change(c).mtime);
+                self.write_at(&target, &at, off_out + done, &bytes, written)
             });
             match written {
                 Ok(n) => done += u64::from(n),
@@ -161,7 +162,7 @@ impl Fs {
                 },
                 dense: Some(dense),
                 drop_capability,
-                ..Change::modified(self.now())
+                ..self.times_of_change(c)
             };
             let mut batch = Batch::new();
             match outside {
@@ -261,7 +262,7 @@ impl Fs {
                 },
                 dense: noted.is_some().then_some(Some(dense)),
                 drop_capability,
-                ..Change::modified(self.now())
+                ..self.times_of_change(c)
             };
             batch.upsert(to.meta.clone(), change.encode());
             let after = file_bytes(end, noted.is_some().then_some(dense), noted.as_ref());

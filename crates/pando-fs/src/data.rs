@@ -54,6 +54,25 @@ pub(crate) fn without_set_id_by(c: &Caller, perm: u16, gid: u32) -> Option<u16> 
     (new != perm).then_some(new)
 }
 
+/// Who writes to a file, and when.
+#[derive(Clone, Copy)]
+pub(crate) struct Written {
+    /// Root writes: set-id bits stay.
+    by_root: bool,
+    /// The times of the file afterwards; without, they are as they were.
+    now: Option<Time>,
+    /// A capability stays: of what the kernel writes out late it has taken that away when it was written, and the file
+    /// may have got another one since.
+    keeps_capability: bool,
+}
+
+impl Written {
+    /// By a program, so that capabilities go.
+    pub(crate) fn by(by_root: bool, now: Option<Time>) -> Self {
+        Self { by_root, now, keeps_capability: false }
+    }
+}
+
 impl Fs {
     /// Adds the removal of all that lies under the data prefix of an entry with this record.
     pub(crate) fn drop_data(batch: &mut Batch, data: &Bytes, record: &Record) {
@@ -230,21 +249,33 @@ impl Fs {
         let (inode, by_root, appends) = self.file_to_write(fh, ino)?;
         let at = self.hold(&inode, true)?;
         let offset = if append || appends { inode.peek(|s| s.record.size) } else { offset };
-        self.write_at(&inode, &at, offset, data, (by_root, Some(self.now())))
+        self.write_at(&inode, &at, offset, data, Written::by(by_root, Some(self.now())))
     }
 
     /// As [`Fs::write`] at `offset`, but all of it is written, or it is an error and some of it may be.
     pub fn write_whole(&self, fh: FileHandle, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
         let (inode, by_root, _) = self.file_to_write(fh, ino)?;
         let at = self.hold(&inode, true)?;
-        self.write_whole_at(&inode, &at, offset, data, (by_root, Some(self.now())))
+        self.write_whole_at(&inode, &at, offset, data, Written::by(by_root, Some(self.now())))
     }
 
     /// As [`Fs::write_whole`], of pages that the kernel has kept: it has checked who wrote them, and tells the times.
     pub fn write_pages(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
         let (inode, by_root, _) = self.file_to_write(FileHandle(0), ino)?;
         let at = self.hold(&inode, true)?;
-        self.write_whole_at(&inode, &at, offset, data, (by_root, None))
+        self.write_whole_at(
+            &inode,
+            &at,
+            offset,
+            data,
+            Written { keeps_capability: true, ..Written::by(by_root, None) },
+        )
+    }
+
+    /// What a change of content by `c` changes of the times: see [`Caller::reports_times`].
+    pub(crate) fn times_of_change(&self, c: &Caller) -> Change {
+        let now = (!c.reports_times).then(|| self.now());
+        Change { mtime: now, ctime: now, ..Change::default() }
     }
 
     /// A file that is to be written through this handle, whether root opened it, and whether for appends only.
@@ -265,11 +296,11 @@ impl Fs {
         at: &At,
         offset: u64,
         data: &[u8],
-        who_and_when: (bool, Option<Time>),
+        written: Written,
     ) -> Result<u32> {
         let mut done = 0;
         while let Some(rest) = data.get(done..).filter(|rest| !rest.is_empty()) {
-            done += self.write_at(inode, at, offset + done as u64, rest, who_and_when)? as usize;
+            done += self.write_at(inode, at, offset + done as u64, rest, written)? as usize;
         }
         Ok(done as u32)
     }
@@ -281,16 +312,14 @@ impl Fs {
         Ok((above, bytes))
     }
 
-    /// Writes to a file whose `tree` is held exclusively. Set-id bits go unless root writes, and capabilities; the
-    /// times are `now`. Without `now` they are as they were, and a capability stays: of what the kernel writes out late
-    /// it has taken that away when it was written, and the file may have got another one since.
+    /// Writes to a file whose `tree` is held exclusively.
     pub(crate) fn write_at(
         &self,
         inode: &InodeRef,
         at: &At,
         offset: u64,
         data: &[u8],
-        (by_root, now): (bool, Option<Time>),
+        Written { by_root, now, keeps_capability }: Written,
     ) -> Result<u32> {
         let (data_key, meta_key) = (&at.data, &at.meta);
         let end = offset.saturating_add(data.len() as u64);
@@ -310,7 +339,7 @@ impl Fs {
             };
             let part = data.get(done..data.len().min(done + unit)).unwrap_or_default();
             let (size, perm, drop_capability) =
-                inode.peek(|s| (s.record.size, s.record.perm, now.is_some() && s.record.may_do_more()));
+                inode.peek(|s| (s.record.size, s.record.perm, !keeps_capability && s.record.may_do_more()));
             let mut batch = Batch::new();
             let end = from + part.len() as u64;
             let blocks = (from / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);

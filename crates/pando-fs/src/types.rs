@@ -33,6 +33,9 @@ pub struct Caller {
     pub no_fsetid: bool,
     /// Whether a set-group-id bit stays on what the caller makes, or gives an access list, where that is known already.
     pub keeps_group_bit: Option<bool>,
+    /// The caller says itself when the content of a regular file has changed ([`crate::Fs::setattr`]), as a kernel does
+    /// that keeps what is written: [`crate::Fs::fallocate`] and copies leave the times as they are.
+    pub reports_times: bool,
 }
 
 impl Caller {

@@ -172,6 +172,11 @@ impl Caches {
         Policy { direct: false, keep: !std::mem::take(&mut state.partial) }
     }
 
+    /// Whether the kernel has the time of each change of the file: it keeps what is written, and no open bypasses that.
+    pub(crate) fn knows_times(&self, ino: u64) -> bool {
+        self.writeback && self.inodes.lock().get(&ino).is_none_or(|state| state.opens == state.cached)
+    }
+
     /// Whether `handle` bypasses a cache that keeps what is written.
     pub(crate) fn bypasses(&self, handle: u64) -> bool {
         self.writeback && self.bypassing.lock().contains(&handle)

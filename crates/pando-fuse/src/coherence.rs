@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use pando_fs::{FileHandle, FileKind, Fs, SetAttr, SetTime, waiting};
+use pando_fs::{Caller, FileHandle, FileKind, Fs, SetAttr, SetTime, waiting};
 use parking_lot::Mutex;
 
 use crate::{
@@ -417,6 +417,28 @@ impl MountState {
             TimeChange::Refuse => return Err(Errno(libc::ECANCELED)),
         }
         Ok(())
+    }
+
+    /// The caller of a request that changes the content of a file in the store at once, and not by a write. The kernel
+    /// has then set the file's times already, and reports them, unless its clock has not moved on since the ones that
+    /// it has. If a write bypassed its cache before, these may be older than that: then the server takes the time.
+    pub(crate) fn content_changer(&self, c: &Context, ino: u64) -> Caller {
+        let reports_times = self.caches.knows_times(ino) && !self.times.is_stale(ino);
+        Caller { reports_times, ..changer(c, self.fs.perm(ino).unwrap_or_default()) }
+    }
+
+    /// Does `work`, which may set the time of a file. If the kernel owns the times of files, and has not set this one
+    /// itself (`unknown`), it is to be given the time later.
+    pub(crate) fn noting_time<T>(&self, ino: u64, unknown: bool, work: impl FnOnce() -> T) -> T {
+        let noted = unknown && self.caches.writeback();
+        let before = noted.then(|| self.fs.modified(ino).ok());
+        let outcome = work();
+        if let Some(before) = before
+            && self.fs.modified(ino).ok() != before
+        {
+            self.times.wrote(ino, before);
+        }
+        outcome
     }
 
     /// Set-user-id and set-group-id of the mode as it is now; none if there is no such file.

@@ -10,7 +10,6 @@ use std::sync::Arc;
 use pando_fs::FileHandle;
 
 use crate::{
-    caller::changer,
     coherence::MountState,
     transport::{Answer, Context, Copy, Errno},
 };
@@ -18,13 +17,15 @@ use crate::{
 /// The answer to a request for a copy: how many bytes were copied.
 pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answer<u64> {
     let shared = shared.clone();
-    let (caller, c) = (changer(c, shared.fs.perm(copy.ino_out).unwrap_or_default()), *c);
+    let c = *c;
     let quiet = !shared.caches.is_perhaps_dirty(copy.ino_in)
         && shared.set_id_bits(copy.ino_out) == 0
         && !shared.refused.any()
         && !shared.fs.opened_to_sync(FileHandle(copy.handle_out));
     if quiet && copy.offset_in == 0 && copy.offset_out == 0 {
-        match shared.fs.copy_whole(&caller, copy.ino_in, copy.ino_out, copy.len) {
+        let caller = shared.content_changer(&c, copy.ino_out);
+        let clone = || shared.fs.copy_whole(&caller, copy.ino_in, copy.ino_out, copy.len);
+        match shared.noting_time(copy.ino_out, !caller.reports_times, clone) {
             Ok(None) => {}
             Ok(Some(copied)) => return Answer::Now(Ok(copied)),
             Err(e) => return Answer::Now(Err(e.into())),
@@ -43,12 +44,14 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
         }
         let Copy { ino_in, offset_in, ino_out, handle_out, offset_out, len } = copy;
         let before = shared.set_id_bits(ino_out);
+        let caller = shared.content_changer(&c, ino_out);
         if !caller.is_root() {
             shared.drop_privileges(&c, ino_out)?;
         }
         let copy = || shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);
         // The kernel drops the pages of what was copied, which may be a part.
-        let copied = shared.refused.around_part(ino_out, offset_out, false, copy);
+        let copy = || shared.refused.around_part(ino_out, offset_out, false, copy);
+        let copied = shared.noting_time(ino_out, !caller.reports_times, copy);
         if shared.set_id_bits(ino_out) != before {
             shared.bits_dropped(ino_out);
         }

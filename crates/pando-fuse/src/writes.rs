@@ -13,7 +13,6 @@ use std::{
 use pando_fs::FileHandle;
 
 use crate::{
-    caller::changer,
     coherence::MountState,
     past_pages::Announcement,
     quotas::of_pages,
@@ -41,17 +40,13 @@ impl MountState {
             false => Ok(()),
         };
         let bypasses = w.direct && self.caches.bypasses(w.handle);
-        let time_before = bypasses.then(|| self.fs.modified(ino).ok());
-        let (outcome, announced) = match outcome {
+        let (outcome, announced) = self.noting_time(ino, bypasses, || match outcome {
             Ok(()) if w.direct => self.write_past_pages(w),
             Ok(()) => (self.write_data(w), None),
             Err(e) => (Err(e), None),
-        };
-        if let Some(time_before) = time_before {
+        });
+        if bypasses {
             self.creators.wrote(w.handle, len);
-            if self.fs.modified(ino).ok() != time_before {
-                self.times.wrote(ino, time_before);
-            }
         }
         // After a change by the server the kernel updates size and times by itself, but not the mode.
         let mode_changed = self.set_id_bits(ino) != before;
@@ -122,17 +117,17 @@ impl MountState {
         mode: i32,
     ) -> Answer<()> {
         let bits = self.set_id_bits(ino);
-        let caller = changer(c, self.fs.perm(ino).unwrap_or_default());
+        let caller = self.content_changer(c, ino);
         let zeroed = mode & (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE) != 0;
         let range = offset..offset.saturating_add(if zeroed { len } else { 0 });
         let allocate = || {
             let allocate = || self.fs.fallocate(&caller, ino, offset, len, mode).map_err(Errno::from);
             self.refused.around(ino, range.clone(), allocate)
         };
-        let (outcome, announced) = match zeroed {
+        let (outcome, announced) = self.noting_time(ino, !caller.reports_times, || match zeroed {
             true => self.announced_if(|_| self.caches.is_perhaps_dirty(ino), ino, &range, allocate),
             false => (allocate(), None),
-        };
+        });
         self.answer_announced((ino, offset, len), bits, announced, outcome)
     }
 

@@ -401,7 +401,8 @@ fn a_reader_never_sees_an_older_value_than_one_written_before() {
                 let (map, ro, written, done) = (&map, &ro, &written, &done);
                 s.spawn(move || {
                     let mut checks = 0u64;
-                    while !done.load(Ordering::Acquire) {
+                    // On a busy machine the thread may begin after the last write only.
+                    while !done.load(Ordering::Acquire) || checks == 0 {
                         let floor = written.load(Ordering::Acquire);
                         let mut b = [0; 4];
                         if by_map == 1 {

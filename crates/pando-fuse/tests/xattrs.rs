@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::common::{World, errno};
-use pando_fuse::Settings;
+use pando_fuse::{Settings, control::ControlRequest};
 use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, XattrFlags, fallocate, renameat_with, seek};
 
 macro_rules! world {
@@ -259,6 +259,48 @@ fn a_write_takes_capabilities_away() {
         }
         assert_eq!(errno(get(&f, "security.capability")), libc::ENODATA, "{how}");
     }
+}
+
+/// Where the kernel keeps what is written, it has the times too. If nothing has changed in them for it, since the clock
+/// had not moved on, the server took a time of its own, which was shown once the kernel had forgotten the file.
+#[test]
+fn files_that_are_punched_or_copied_to_keep_the_times_that_are_shown() {
+    const FILES: usize = 400;
+    let mut w = world!(Settings::default());
+    fs::write(w.path("source"), vec![3; 50_000]).unwrap();
+    let path = |i: usize| w.path(&format!("f{i}"));
+    let open = |i: usize| OpenOptions::new().read(i % 4 != 3).write(true).open(path(i)).unwrap();
+    // Small changes of those that are large bypass what the kernel keeps.
+    let bytes = |i: usize| if i % 4 == 3 { 200_000 } else { 30_000 };
+    (0..FILES).for_each(|i| fs::write(path(i), vec![1; bytes(i)]).unwrap());
+    w.send(&ControlRequest::Sync).unwrap();
+    let source = File::open(w.path("source")).unwrap();
+    for i in 0..FILES {
+        let writer = open(i);
+        writer.write_all_at(&[2; 3000], 30_000).unwrap();
+        let _still_open = (i % 8 == 3).then_some(writer);
+        match i % 3 {
+            0 => fallocate(open(i), FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 1000, 9000)
+                .unwrap(),
+            1 => fallocate(open(i), FallocateFlags::ZERO_RANGE, 1000, 40_000).unwrap(),
+            _ => {
+                let (mut from, mut to) = (100, 5000);
+                rustix::fs::copy_file_range(&source, Some(&mut from), open(i), Some(&mut to), 9000).unwrap();
+            }
+        }
+    }
+    let times = |w: &World| -> Vec<_> {
+        let meta = |i: usize| fs::metadata(w.path(&format!("f{i}"))).unwrap();
+        (0..FILES)
+            .map(|i| (meta(i).mtime(), meta(i).mtime_nsec(), meta(i).ctime(), meta(i).ctime_nsec()))
+            .collect()
+    };
+    let shown = times(&w);
+    drop(source);
+    w.remount();
+    let stored = times(&w);
+    let others = (0..FILES).filter(|i| shown[*i] != stored[*i]).count();
+    assert_eq!(others, 0, "of {FILES} files so many have other times now");
 }
 
 #[test]

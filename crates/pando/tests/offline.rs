@@ -90,6 +90,12 @@ fn cp_puts_things_into_directories_without_a_mount() {
     let names = b.ok(&["ls", "a.img:/t"]);
     assert!(["deep", "f1", "f2"].iter().all(|name| names.lines().any(|line| line == *name)), "{names}");
     b.fails(&["cp", "-a", "a.img:/t/src/f1", "a.img:/t/src/f2", "a.img:/none"], 1, "not a directory");
+    // The first of two of one name is not lost; with -n it stays without a word, as with cp.
+    b.ok(&["cp", "-aT", "a.img:/t/src/f2", "a.img:/d/f1"]);
+    b.fails(&["cp", "-a", "a.img:/t/src/f1", "a.img:/d/f1", "a.img:/d/deep"], 1, "f1 has just become");
+    assert_eq!(b.ok(&["cat", "a.img:/d/deep/f1"]), f1);
+    b.ok(&["cp", "-an", "a.img:/d/f1", "a.img:/t/src/f1", "a.img:/d/deep"]);
+    assert_eq!(b.ok(&["cat", "a.img:/d/deep/f1"]), f1);
     b.fails(&["cp", "-a", "-t", "a.img:/none", "a.img:/t/src/f1"], 1, "not a directory");
     // What is there: a file is replaced or left alone, a directory is not merged.
     b.ok(&["cp", "-a", "-n", "a.img:/t/src/f1", "a.img:/t/f2"]);
@@ -204,6 +210,9 @@ fn cp_copies_as_cp_does() {
     b.fails(&["cp", "-a", "m/t/src/f1", "m/t/src/f1"], 1, "the same");
     b.fails(&["cp", "-a", "m/t/src/f1", "m/t/src/f2", "m/none"], 1, "not a directory");
     b.fails(&["cp", "-a", "m/t"], 1, "where to");
+    b.sh("mkdir m/one m/two m/both; echo one > m/one/f; echo two > m/two/f");
+    b.fails(&["cp", "-a", "m/one/f", "m/two/f", "m/both"], 1, "m/one/f has just become");
+    b.sh("test $(cat m/both/f) = one; rm -r m/one m/two m/both");
     let clones = b.json(&["stats", "--json", "m"])["clones"]["count"].as_u64().unwrap();
     assert!(clones >= 5, "{clones}");
     b.umount();

@@ -118,7 +118,15 @@ pub fn run(args: &Args) -> Result<()> {
         failed: false,
         unsaid: None,
     };
+    let mut names = NamesGiven::default();
     for src in sources {
+        if into
+            && !args.no_clobber
+            && let Err(e) = names.give(src, fs::symlink_metadata(src).is_ok_and(|meta| meta.is_dir()))
+        {
+            copier.fail(&e);
+            continue;
+        }
         let dst = match into {
             // SRC that ends in /. or .. has no name of its own: its content goes there.
             true => target.join(own_name(src).unwrap_or(OsStr::new(""))),
@@ -135,6 +143,7 @@ fn copy_in_image(args: &Args, fs: &Fs, sources: &[PathBuf], (shown, target): (&P
     if !into && (sources.len() > 1 || args.target_directory.is_some()) {
         bail!("cp: {}: is not a directory", shown.display());
     }
+    let mut names = NamesGiven::default();
     exit::each(sources, |src| {
         let Some((from, _)) = offline::pair(src, shown)? else { bail!("cp: {}", shown.display()) };
         let (to, shown) = match (into, own_name(&from.path)) {
@@ -146,6 +155,9 @@ fn copy_in_image(args: &Args, fs: &Fs, sources: &[PathBuf], (shown, target): (&P
             (false, _) => (target.to_owned(), shown.to_owned()),
         };
         let is_dir = |path: &Path| offline::kind(fs, path).map(|kind| kind == FileKind::Directory);
+        if into && !args.no_clobber {
+            names.give(src, is_dir(&from.path) == Some(true))?;
+        }
         let replace = match (is_dir(&from.path), is_dir(&to)) {
             (Some(false), Some(_)) if args.no_clobber => return Ok(()),
             (Some(false), Some(false)) => from.path != to,
@@ -168,6 +180,28 @@ fn copy_in_image(args: &Args, fs: &Fs, sources: &[PathBuf], (shown, target): (&P
             false => Ok(()),
         }
     })
+}
+
+/// The names that one call gives in a directory, and which SRC has got each, and whether that is a directory.
+#[derive(Default)]
+struct NamesGiven(HashMap<OsString, (PathBuf, bool)>);
+
+impl NamesGiven {
+    /// Error if an earlier SRC has got the name of this one, so that it would be lost: a file in the place of another.
+    /// Of two directories the second is put into what the first became.
+    fn give(&mut self, src: &Path, is_dir: bool) -> Result<()> {
+        let Some(name) = own_name(src) else { return Ok(()) };
+        match self.0.get(name) {
+            Some((earlier, was_dir)) if earlier != src && !(is_dir && *was_dir) => bail!(
+                "cp: {}: would replace what {} has just become; copy it to another name",
+                src.display(),
+                earlier.display()
+            ),
+            Some(_) => {}
+            None => _ = self.0.insert(name.to_owned(), (src.to_owned(), is_dir)),
+        }
+        Ok(())
+    }
 }
 
 /// The last name of `path`, unless that is `.` or `..`.

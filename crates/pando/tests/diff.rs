@@ -302,3 +302,13 @@ fn files_are_compared_by_who_may_open_them_whatever_their_mode() {
         }
     }
 }
+
+/// It said that they lie in no mounted Pando file system.
+#[test]
+fn special_files_are_compared_by_the_directories_in_which_they_are() {
+    let b = mounted!();
+    b.sh("mkdir m/a m/b; mkfifo m/a/p; mkfifo -m 600 m/b/p; ln -s none m/a/l");
+    b.fails(&["diff", "m/a/p", "m/b/p"], 1, "name the directory in which it is");
+    b.fails(&["diff", "m/a/l", "m/b/p"], 1, "No such file");
+    assert_eq!(b.ok(&["diff", "-H", "m/a", "m/b"]).lines().filter(|line| line.contains('p')).count(), 1);
+}

@@ -97,8 +97,16 @@ pub fn diff_fork(
     Ok(Differences { file, reader, more, unstored })
 }
 
-/// Opens a file or directory to be compared.
+/// Opens a file or directory to be compared. A descriptor of anything else does not lead to the mount.
 fn comparable(path: &Path) -> Result<OwnedFd, ControlError> {
+    let kind = std::fs::metadata(path)?.file_type();
+    if !kind.is_file() && !kind.is_dir() {
+        let why = format!(
+            "{} is neither a file with content nor a directory; name the directory in which it is",
+            path.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why).into());
+    }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(open(path, flags, Mode::empty()).map_err(io::Error::from)?)
 }

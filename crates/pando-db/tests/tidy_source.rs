@@ -58,6 +58,12 @@ fn the_rules_find_what_breaks_them() {
     );
     let inline = [source("dag/read/view.rs", "fn f() { crate::dag::gc::prune::x() }\n")];
     assert_eq!(broken(DAG, &["dag"], &inline), ["dag::read dag::gc dag/read/view.rs: dag::gc::prune::x"]);
+    // What the module of a folder defines is no room of the folder.
+    let parent = [
+        source("dag/mod.rs", "pub struct Shared;\n"),
+        source("dag/tree.rs", "use crate::dag::{Shared, gc::prune::X};\n"),
+    ];
+    assert_eq!(broken(DAG, &["dag"], &parent), ["dag::tree dag::gc dag/tree.rs: dag::gc::prune::X"]);
     let test = [source("key/span.rs", "#[cfg(test)]\nmod tests {\n    use crate::dag::edit::Edit;\n}\n")];
     assert_eq!(broken(ROOMS, &[], &test), [""; 0]);
     let twice = [

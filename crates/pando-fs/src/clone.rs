@@ -1,7 +1,7 @@
 //! Clones of whole trees, and their removal, each as one batch.
 //!
 //! A clone is a record for its root and one prefix clone for each region,
-//! whatever lies below. Who may: see `rights`. Guarantees that
+//! whatever lies below. Which callers may clone: see `rights`. Guarantees that
 //! what is replaced or removed dies at once in memory, and that files open
 //! below stay usable through their handles.
 

@@ -73,7 +73,7 @@ pub enum Error {
          done, let root merge it"
     )]
     PlanTooLarge(String),
-    /// Whoever asked for it does not wait for it any more, and nothing was done (EINTR).
+    /// The caller does not wait for it any more, and nothing was done (EINTR).
     #[error("{0}: interrupted; nothing was done")]
     Interrupted(String),
     /// Something else is mounted on what would be taken away (EBUSY).

@@ -31,7 +31,7 @@ pub(crate) struct Fork {
     pub created: Time,
     /// When its origin became what it is: when it was made, or merged last.
     pub since: Time,
-    /// Who made it.
+    /// The user that made it.
     pub uid: u32,
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct OpenFile {
     pub inode: InodeRef,
     /// Flags of `open(2)`.
     pub flags: i32,
-    /// Who opened it.
+    /// The user that opened it.
     pub uid: u32,
     /// Where it is read.
     pub stream: ReadStream,

@@ -250,7 +250,7 @@ impl Fs {
         }
         for ino in self.kept_maps.note(inode.ino, bytes) {
             let Some(other) = self.table.find(ino) else { continue };
-            // Whoever uses a map holds this lock.
+            // A thread that uses a map holds this lock.
             let left = match other.tree.try_write() {
                 Some(_alone) => {
                     let map = other.change(|s| s.let_map_go());

@@ -7,7 +7,7 @@
 //! until the engine has the batch. There is no lock that all calls share
 //! exclusively, and nothing here is held by calls in other subtrees.
 //!
-//! Order, so that nobody waits in a circle:
+//! Order, so that there is no deadlock:
 //! 1. the chain is taken from the root down by attempts: who meets a lock that is taken lets
 //!    everything go, waits for that one with empty hands, and starts again (the walk up may have
 //!    been overtaken by a rename, so its order proves nothing until all of it is held);

@@ -351,7 +351,7 @@ pub struct SnapshotInfo {
     pub keep: bool,
     /// How long after it was made a policy keeps it, and then lets it go, seconds.
     pub valid_for_secs: Option<u64>,
-    /// Who made it.
+    /// The user that made it.
     pub uid: u32,
     /// The snapshot that it was received as: its content is that one's.
     pub received: Option<SnapshotId>,
@@ -372,7 +372,7 @@ pub struct ForkInfo {
     pub created: Time,
     /// When it was made, or merged last: what it has changed since is what it has to merge.
     pub since: Time,
-    /// Who made it.
+    /// The user that made it.
     pub uid: u32,
 }
 

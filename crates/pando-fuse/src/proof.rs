@@ -173,7 +173,7 @@ impl Proofs {
         let goes = if of_user(c.uid).count() >= MAX_TOKENS_OF_USER {
             Some(c.uid)
         } else if tokens.len() >= MAX_TOKENS {
-            // Nobody is refused for what others have. Who has most loses one.
+            // No user is refused because of the tokens of others: the user with most of them loses one.
             let mut counts = HashMap::new();
             tokens.values().for_each(|s| *counts.entry(s.uid).or_insert(0) += 1);
             counts.into_iter().max_by_key(|(_, count)| *count).map(|(uid, _)| uid)

@@ -329,7 +329,7 @@ impl Times {
             let free = state.giving(ino).is_none() && !state.is_kept_up(ino, owner);
             match state.stale.get_mut(&ino) {
                 Some(stale) if stale.urgent && free => return Some(ino),
-                // Whoever asks next has it looked at again.
+                // The next caller has it looked at again.
                 Some(stale) => stale.urgent = false,
                 None => {}
             }

@@ -68,3 +68,58 @@ pub const DB: Floors = &[
     ("diff", &["cursor", "handle"]),
     ("api", &["engine", "budget", "background", "write", "cursor", "handle"]),
 ];
+
+/// The same inside `device`.
+pub const DEVICE: Floors = &[
+    ("counters", &[]),
+    ("direct", &["counters"]),
+    ("fail_stop", &[]),
+    ("hooked", &[]),
+    ("in_use", &[]),
+    ("lock", &[]),
+    ("probe", &[]),
+    ("file", &["counters", "direct", "lock", "probe"]),
+    ("medium", &["file"]),
+    ("sparse", &[]),
+    ("memory", &["counters", "sparse"]),
+    ("sim", &["counters", "sparse"]),
+];
+
+/// The same inside `store`.
+pub const STORE: Floors = &[
+    ("cache_key", &[]),
+    ("cached", &["cache_key"]),
+    ("ghost", &[]),
+    ("inflight", &["cache_key"]),
+    ("log", &[]),
+    ("page_id", &["cache_key"]),
+    ("lent", &["page_id"]),
+    ("row_cache", &["cache_key"]),
+    ("scattered", &[]),
+    ("sequence", &[]),
+    ("sharded", &[]),
+    ("table", &["scattered"]),
+    ("superblock", &["log", "scattered", "table"]),
+    ("unreadable", &[]),
+    ("written", &["cache_key"]),
+    (
+        "pager",
+        &[
+            "cache_key",
+            "cached",
+            "ghost",
+            "inflight",
+            "page_id",
+            "lent",
+            "row_cache",
+            "scattered",
+            "sequence",
+            "sharded",
+            "table",
+            "unreadable",
+            "written",
+        ],
+    ),
+    ("bulk", &["log", "pager"]),
+    ("layout", &["scattered", "table", "pager"]),
+];

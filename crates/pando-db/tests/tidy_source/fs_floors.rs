@@ -515,3 +515,84 @@ pub const FS: Floors = &[
         ],
     ),
 ];
+
+/// The same inside `diff`: files from the ground up.
+pub const DIFF: Floors = &[
+    ("change", &[]),
+    ("side", &[]),
+    ("compare", &["change", "side"]),
+    ("stream", &[]),
+    ("links", &["side", "stream"]),
+    ("moves", &["side", "stream"]),
+    ("confirm", &["side", "moves"]),
+    ("walk", &["change", "side", "compare", "stream", "links", "moves", "confirm"]),
+];
+
+/// The same inside `send`.
+pub const SEND: Floors = &[
+    ("frame", &[]),
+    ("record", &["frame"]),
+    ("tree", &[]),
+    ("inside", &["tree"]),
+    ("plan", &["tree"]),
+    ("receiver", &["frame", "record", "tree"]),
+    ("sender", &["frame", "record", "tree", "plan"]),
+];
+
+/// The same inside `fork`.
+pub const FORK: Floors = &[
+    ("carried", &[]),
+    ("text", &[]),
+    ("told", &[]),
+    ("bounds", &["told"]),
+    ("step", &["told"]),
+    ("follow", &["step"]),
+    ("planner", &["text", "bounds", "step", "follow"]),
+    ("linked", &["step", "follow", "planner"]),
+    ("allowed", &["told", "step", "planner", "linked"]),
+    ("aspects", &["text", "told", "step", "planner", "allowed"]),
+    ("places", &["text", "told", "bounds", "step", "planner"]),
+    ("unchanged", &["step", "follow", "planner"]),
+    ("aside", &["told", "step", "follow", "planner", "allowed", "unchanged"]),
+    ("intend", &["told", "step", "planner", "allowed", "aspects", "aside"]),
+    ("arrange", &["told", "step", "follow", "planner", "allowed", "aspects", "intend"]),
+    ("brought", &["step", "follow", "arrange"]),
+    ("fits", &["step", "follow", "arrange"]),
+    ("landing", &["step", "follow", "arrange"]),
+    (
+        "plan",
+        &[
+            "told",
+            "step",
+            "follow",
+            "planner",
+            "linked",
+            "allowed",
+            "aspects",
+            "unchanged",
+            "aside",
+            "intend",
+            "arrange",
+        ],
+    ),
+    ("watched", &[]),
+    ("hidden", &["bounds", "watched"]),
+    ("apply", &["carried", "bounds", "step", "fits", "hidden"]),
+    ("carry", &["step", "follow", "arrange", "fits", "apply"]),
+    ("change", &["step", "hidden", "apply"]),
+    ("perform", &["bounds", "step", "follow", "apply", "carry", "change"]),
+    ("replay", &["landing", "hidden"]),
+    ("works", &[]),
+    (
+        "exchange",
+        &["step", "follow", "places", "brought", "landing", "hidden", "apply", "carry", "replay", "works"],
+    ),
+    (
+        "large",
+        &[
+            "text", "told", "bounds", "step", "places", "brought", "landing", "hidden", "apply", "replay",
+            "works", "exchange",
+        ],
+    ),
+    ("merge", &["text", "told", "bounds", "step", "places", "brought", "fits", "apply", "large"]),
+];

@@ -26,6 +26,7 @@ pub fn broken_floors(
         }
     }
     let uses = Uses::new(sources);
+    let in_table = |other: &str| table.iter().any(|(name, _)| *name == other);
     for (i, source) in sources.iter().enumerate().filter(|(_, source)| !source.is_test()) {
         let module = source.module();
         let Some(room) = module.strip_prefix(folder).and_then(|rest| rest.first()) else { continue };
@@ -37,7 +38,10 @@ pub fn broken_floors(
         };
         for path in uses.of(i) {
             let below = path.get(folder.len()).filter(|_| path.iter().zip(folder).all(|(a, b)| a == b));
-            if let Some(other) = below.filter(|other| *other != room && !may.contains(&other.as_str())) {
+            // Files of a folder may use what the module of the folder defines.
+            let is_room = |other: &&String| folder.is_empty() || in_table(other);
+            let other = below.filter(|other| *other != room && !may.contains(&other.as_str()));
+            if let Some(other) = other.filter(is_room) {
                 breaks(room, other, format!("{}: {}", source.path, path.join("::")));
             }
         }

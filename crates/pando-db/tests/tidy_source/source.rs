@@ -6,8 +6,8 @@ use std::{
 };
 
 use crate::{
-    engine_floors::{DAG, DB, ROOMS},
-    fs_floors::FS,
+    engine_floors::{DAG, DB, DEVICE, ROOMS, STORE},
+    fs_floors::{DIFF, FORK, FS, SEND},
     mount_floors::{FUSE, PROGRAM},
 };
 
@@ -23,8 +23,16 @@ pub struct Crate {
 pub type Floors = &'static [(&'static str, &'static [&'static str])];
 
 pub const CRATES: &[Crate] = &[
-    Crate { folder: "pando-db", tables: &[(&[], ROOMS), (&["dag"], DAG), (&["db"], DB)], least_files: 80 },
-    Crate { folder: "pando-fs", tables: &[(&[], FS)], least_files: 30 },
+    Crate {
+        folder: "pando-db",
+        tables: &[(&[], ROOMS), (&["device"], DEVICE), (&["store"], STORE), (&["dag"], DAG), (&["db"], DB)],
+        least_files: 80,
+    },
+    Crate {
+        folder: "pando-fs",
+        tables: &[(&[], FS), (&["diff"], DIFF), (&["send"], SEND), (&["fork"], FORK)],
+        least_files: 30,
+    },
     Crate { folder: "pando-fuse", tables: &[(&[], FUSE)], least_files: 20 },
     Crate { folder: "pando", tables: &[(&[], PROGRAM)], least_files: 30 },
 ];

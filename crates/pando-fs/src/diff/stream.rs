@@ -34,7 +34,7 @@ impl Ahead {
         Ok(Self { diff: view.diff(before, view, after)?, next: None, from: None })
     }
 
-    /// Ends when somebody has set `stop`.
+    /// Ends when `stop` is set.
     pub(crate) fn stop_on(self, stop: &Arc<AtomicBool>) -> Self {
         Self { diff: self.diff.stop_on(stop), ..self }
     }
@@ -136,7 +136,7 @@ impl DiffStream {
         Ok(Self { meta, data, skipped, bare, at: Bytes::new(), ended: false })
     }
 
-    /// Ends when somebody has set `stop`, however much is equal.
+    /// Ends when `stop` is set, however much is equal.
     pub(crate) fn stop_on(self, stop: &Arc<AtomicBool>) -> Self {
         let data = self.data.map(|ahead| ahead.stop_on(stop));
         Self { meta: self.meta.stop_on(stop), data, ..self }

@@ -1,6 +1,6 @@
 //! Does to a tree what records say.
 //!
-//! Whoever calls it hands over whole blocks and notes, after each, how far it is; when it is interrupted, what was done
+//! The caller hands over whole blocks and notes, after each, how far it is; when it is interrupted, what was done
 //! since the last note is done again, which comes to the same (`again`). What leaves and has not arrived lies in a
 //! directory at the top of the tree. Guarantees that a stream that was applied to its end had all that its sender
 //! counted.

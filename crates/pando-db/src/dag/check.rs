@@ -55,8 +55,8 @@ struct Checker<'a> {
     directories: HashSet<u64>,
 }
 
-/// Most problems that are listed.
-const MAX_PROBLEMS: usize = 1000;
+/// Most problems that are listed, a count.
+pub(crate) const MAX_PROBLEMS: usize = 1000;
 
 pub(crate) fn check(tree: &Tree, pager: &Pager) -> Report {
     let mut checker = Checker {

@@ -148,12 +148,15 @@ impl Proofs {
 
     /// A token for the caller, fetched on an open file or directory; `reads`: what is written there can be read by it.
     pub(crate) fn issue(&self, c: &Context, ino: u64, handle: u64, reads: bool) -> Outcome<Token> {
+        self.issue_at(Instant::now(), c, (ino, handle, reads))
+    }
+
+    fn issue_at(&self, now: Instant, c: &Context, (ino, handle, reads): (u64, u64, bool)) -> Outcome<Token> {
         let mut bytes = [0; 16];
         match rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) {
             Ok(n) if n == bytes.len() => {}
             _ => return Err(Errno(libc::EAGAIN)),
         }
-        let now = Instant::now();
         let owns_source = self.owned.lock().get(&(ino, handle)) == Some(&c.uid);
         let shows = ProvenRights {
             uid: c.uid,
@@ -368,20 +371,27 @@ mod tests {
     #[test]
     fn a_user_has_few_tokens_and_takes_none_from_others() {
         let proofs = Proofs::default();
+        // Thousands of tokens, each of which is weighed against all others, take longer on a busy machine than one is
+        // good for, and would be gone for that: these are of an hour that is to come, each younger than those before.
+        let mut born = Instant::now() + Duration::from_secs(3600);
+        let mut issue = |c: &Context| {
+            born += Duration::from_nanos(1);
+            proofs.issue_at(born, c, (5, 1, true)).unwrap()
+        };
         let other = Context { uid: 11, ..ME };
-        let theirs = proofs.issue(&other, 5, 1, true).unwrap();
-        let first = proofs.issue(&ME, 5, 1, true).unwrap();
+        let theirs = issue(&other);
+        let first = issue(&ME);
         for _ in 0..MAX_TOKENS_OF_USER {
-            proofs.issue(&ME, 5, 1, true).unwrap();
+            issue(&ME);
         }
         assert!(proofs.take(&ME, &first).is_none());
         assert!(proofs.take(&other, &theirs).is_some());
         assert_eq!(proofs.tokens.lock().len(), MAX_TOKENS_OF_USER);
         // One with many user numbers keeps nobody out, and takes no token of those who have few.
-        let mine = proofs.issue(&other, 5, 1, true).unwrap();
+        let mine = issue(&other);
         for uid in 100..300 {
             let c = Context { uid, ..ME };
-            (0..MAX_TOKENS_OF_USER).for_each(|_| _ = proofs.issue(&c, 5, 1, true).unwrap());
+            (0..MAX_TOKENS_OF_USER).for_each(|_| _ = issue(&c));
         }
         assert_eq!(proofs.tokens.lock().len(), MAX_TOKENS);
         assert!(proofs.take(&other, &mine).is_some());

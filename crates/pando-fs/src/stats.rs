@@ -23,7 +23,7 @@ pub struct FsStats {
     pub readahead_bytes: u64,
     /// Clones made since the mount.
     pub clones: u64,
-    /// How long these took.
+    /// How long these took for their callers, with what they waited for: [`crate::Fs::clone_took`].
     pub clone_latency: Histogram,
 }
 
@@ -68,11 +68,24 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Counts one value, microseconds. Bucket i holds the values below 2^i and not below 2^(i-1).
+    /// The bucket of a value, microseconds. Bucket i holds the values below 2^i and not below 2^(i-1).
+    fn bucket(&self, micros: u64) -> Option<&AtomicU64> {
+        self.buckets.get(((u64::BITS - micros.leading_zeros()) as usize).min(BUCKETS - 1))
+    }
+
+    /// Counts one value, microseconds.
     pub(crate) fn record(&self, micros: u64) {
-        let bucket = ((u64::BITS - micros.leading_zeros()) as usize).min(BUCKETS - 1);
-        if let Some(b) = self.buckets.get(bucket) {
+        if let Some(b) = self.bucket(micros) {
             b.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts `micros` in place of a value `was` that was recorded before.
+    pub(crate) fn correct(&self, was: u64, micros: u64) {
+        let one_less = |count: u64| count.checked_sub(1);
+        let recorded = |b: &AtomicU64| b.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+        if self.bucket(was).is_some_and(recorded) {
+            self.record(micros);
         }
     }
 
@@ -108,5 +121,8 @@ mod tests {
         assert_eq!(h.quantile(0.5), Some(8));
         assert_eq!(h.quantile(1.0), Some(1024));
         assert_eq!(Histogram::default().quantile(0.5), None);
+        r.correct(1000, 4000);
+        r.correct(70_000, 80_000);
+        assert_eq!((r.histogram().count(), r.histogram().quantile(1.0)), (5, Some(4096)));
     }
 }

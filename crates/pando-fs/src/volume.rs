@@ -8,6 +8,7 @@ use std::{
         Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use pando_db::{Db, waiting};
@@ -33,7 +34,7 @@ use crate::{
     position::Positions,
     readahead::Readahead,
     stats::{FsStats, Recorder},
-    types::{AtimePolicy, Caller, Ino, StatFs, Time},
+    types::{AtimePolicy, Caller, CloneReport, Ino, StatFs, Time},
 };
 
 /// Unit of the figures of [`StatFs`], bytes.
@@ -211,6 +212,11 @@ impl Fs {
     /// For a caller who waits for writes of others: see [`pando_db::Db::put_off_delays`].
     pub fn put_off_delays(&self) -> pando_db::DelaysPutOff<'_> {
         self.db.put_off_delays()
+    }
+
+    /// Has the figures say that a clone which has just been made took so long for its caller, who waited before.
+    pub fn clone_took(&self, report: &CloneReport, took: Duration) {
+        self.clone_latency.correct(report.micros, took.as_micros() as u64);
     }
 
     /// Figures of this mount and its engine.

@@ -427,7 +427,9 @@ impl MountState {
         drop(mounted);
         self.drop_stale(&report);
         let message = if unstored > 0 { unstored.to_string() } else { String::new() };
-        Ok(Response { value: begun.elapsed().as_micros() as u64, message, ..Response::default() })
+        let took = begun.elapsed();
+        self.fs.clone_took(&report, took);
+        Ok(Response { value: took.as_micros() as u64, message, ..Response::default() })
     }
 
     fn snapshots(&self, c: &Context, shows: &ProvenRights, asked: Asked) -> Done {

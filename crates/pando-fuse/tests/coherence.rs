@@ -276,6 +276,22 @@ fn a_replaced_tree_shows_nothing_of_the_old_one() {
     assert_eq!(fs::read(w.path("new/sub/deep/1")).unwrap(), b"new content");
 }
 
+/// The figures had the clone alone, not what its caller waits for before: pages that the kernel writes out.
+#[test]
+fn the_latency_of_clones_has_what_their_callers_wait_for() {
+    let w = world!();
+    fs::create_dir(w.path("d")).unwrap();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(w.path("d/f")).unwrap();
+    for round in 0..3u8 {
+        file.write_all_at(&vec![round; 8 << 20], 0).unwrap();
+        let micros = w.clone_tree("d", &format!("c{round}"), false).unwrap();
+        let figures = w.fs().stats().unwrap();
+        let slowest = figures.clone_latency.quantile(1.0).unwrap();
+        assert!(slowest > micros, "{micros} us, and the slowest took less than {slowest}");
+        assert_eq!(figures.clones, u64::from(round) + 1);
+    }
+}
+
 #[test]
 fn a_single_file_can_be_replaced_while_it_is_cached() {
     let w = world!();

@@ -237,6 +237,7 @@ impl Fs {
         if counts {
             self.count_names_soon();
         }
+        self.clone_latency.record(report.micros);
         Ok(report)
     }
 }

@@ -212,7 +212,9 @@ fn cp_copies_as_cp_does() {
     b.fails(&["cp", "-a", "m/t"], 1, "where to");
     b.sh("mkdir m/one m/two m/both; echo one > m/one/f; echo two > m/two/f");
     b.fails(&["cp", "-a", "m/one/f", "m/two/f", "m/both"], 1, "m/one/f has just become");
-    b.sh("test $(cat m/both/f) = one; rm -r m/one m/two m/both");
+    b.sh("test $(cat m/both/f) = one; rm m/both/f");
+    b.fails(&["cp", "-a", "m/none/f", "m/two/f", "m/both"], 1, "No such file");
+    b.sh("test $(cat m/both/f) = two; rm -r m/one m/two m/both");
     let clones = b.json(&["stats", "--json", "m"])["clones"]["count"].as_u64().unwrap();
     assert!(clones >= 5, "{clones}");
     b.umount();

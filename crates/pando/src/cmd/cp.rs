@@ -122,7 +122,7 @@ pub fn run(args: &Args) -> Result<()> {
     for src in sources {
         if into
             && !args.no_clobber
-            && let Err(e) = names.give(src, fs::symlink_metadata(src).is_ok_and(|meta| meta.is_dir()))
+            && let Err(e) = names.give(src, fs::symlink_metadata(src).ok().map(|meta| meta.is_dir()))
         {
             copier.fail(&e);
             continue;
@@ -156,7 +156,7 @@ fn copy_in_image(args: &Args, fs: &Fs, sources: &[PathBuf], (shown, target): (&P
         };
         let is_dir = |path: &Path| offline::kind(fs, path).map(|kind| kind == FileKind::Directory);
         if into && !args.no_clobber {
-            names.give(src, is_dir(&from.path) == Some(true))?;
+            names.give(src, is_dir(&from.path))?;
         }
         let replace = match (is_dir(&from.path), is_dir(&to)) {
             (Some(false), Some(_)) if args.no_clobber => return Ok(()),
@@ -188,9 +188,10 @@ struct NamesGiven(HashMap<OsString, (PathBuf, bool)>);
 
 impl NamesGiven {
     /// Error if an earlier SRC has got the name of this one, so that it would be lost: a file in the place of another.
-    /// Of two directories the second is put into what the first became.
-    fn give(&mut self, src: &Path, is_dir: bool) -> Result<()> {
-        let Some(name) = own_name(src) else { return Ok(()) };
+    /// Of two directories the second is put into what the first became. A SRC that is not there (`is_dir` is `None`)
+    /// gets no name.
+    fn give(&mut self, src: &Path, is_dir: Option<bool>) -> Result<()> {
+        let (Some(name), Some(is_dir)) = (own_name(src), is_dir) else { return Ok(()) };
         match self.0.get(name) {
             Some((earlier, was_dir)) if earlier != src && !(is_dir && *was_dir) => bail!(
                 "cp: {}: would replace what {} has just become; copy it to another name",

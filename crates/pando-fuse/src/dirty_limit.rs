@@ -7,8 +7,9 @@
 //! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have: it is less where
 //! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`] and at least [`LEAST_WHILE_WAITED_BYTES`], since a
 //! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when nothing
-//! was written for [`SPEED_LASTS`], because whoever writes next may be slower: what lies above a limit that falls has
-//! all writers wait until it is written.
+//! was written for [`SPEED_LASTS`], because whoever writes next may be slower. What lies above a limit that falls has
+//! all writers wait until it is written; so the limit falls step by step, by half of what is taken meanwhile, and
+//! writers go on at half of the speed.
 
 use std::{
     path::PathBuf,
@@ -60,6 +61,10 @@ struct Speed {
     last: Instant,
     paused: Duration,
     bytes: u64,
+    /// The limit that the speed asks for: what is set falls to it step by step.
+    wanted: u64,
+    /// Taken since the last step, in bytes.
+    since_step: u64,
     /// The limit is that of a speed.
     known: bool,
     /// A thread checks whether writing has ended.
@@ -76,6 +81,8 @@ impl Speed {
             last: now,
             paused: Duration::ZERO,
             bytes: 0,
+            wanted: limit,
+            since_step: 0,
             known: false,
             watched: false,
             waited: None,
@@ -90,21 +97,46 @@ impl Speed {
         }
         self.last = self.last.max(to);
         self.bytes += bytes;
+        self.since_step += bytes;
+        self.look(to, most);
+        self.step()
+    }
+
+    /// Finds the limit that the speed asks for, once enough was taken to know that.
+    fn look(&mut self, now: Instant, most: u64) {
         let worked = self.last.saturating_duration_since(self.begun).saturating_sub(self.paused);
         if worked < if self.known { WINDOW } else { FIRST_WINDOW } {
-            return None;
+            return;
         }
-        let short = self.waited.is_some_and(|waited| to.saturating_duration_since(waited) < MEMORY);
+        let short = self.waited.is_some_and(|waited| now.saturating_duration_since(waited) < MEMORY);
         let (moment, least) =
             if short { (SHORT_MOMENT, LEAST_WHILE_WAITED_BYTES) } else { (MOMENT, LEAST_BYTES) };
         let moment = u128::from(self.bytes) * moment.as_micros() / worked.as_micros().max(1);
         let wanted = u64::try_from(moment).unwrap_or(u64::MAX).max(least).min(most);
         // Each small change would cost a call.
-        let differs = wanted < self.limit / 4 * 3 || wanted > self.limit / 4 * 5;
-        let limit = if differs { wanted } else { self.limit };
-        let (watched, waited) = (self.watched, self.waited);
-        *self = Self { known: true, watched, waited, ..Self::new(limit, self.last) };
-        differs.then_some(limit)
+        if wanted < self.wanted / 4 * 3 || wanted > self.wanted / 4 * 5 {
+            self.wanted = wanted;
+        }
+        (self.begun, self.paused, self.bytes, self.known) = (self.last, Duration::ZERO, 0, true);
+    }
+
+    /// Gives the limit if that changes now. It rises at once. It falls by half of what was taken meanwhile, so that
+    /// writers go on at half of the speed: with all of it at once they would stand until the difference is written.
+    fn step(&mut self) -> Option<u64> {
+        let limit = if self.wanted < self.limit {
+            let step = self.limit.saturating_sub(self.since_step / 2).max(self.wanted);
+            // Each small step would cost a call.
+            if step > self.wanted && step > self.limit / 8 * 7 {
+                return None;
+            }
+            step
+        } else {
+            self.wanted
+        };
+        self.since_step = 0;
+        let changes = limit != self.limit;
+        self.limit = limit;
+        changes.then_some(limit)
     }
 
     /// Notes that a call waits; gives the limit if it changes, because no call has waited of late.
@@ -113,7 +145,8 @@ impl Speed {
         let first = before.is_none_or(|before| now.saturating_duration_since(before) >= MEMORY);
         (first && self.limit > START_BYTES).then(|| {
             let share = self.limit / MOMENT.as_millis() as u64 * SHORT_MOMENT.as_millis() as u64;
-            self.limit = share.max(START_BYTES);
+            (self.limit, self.since_step) = (share.max(START_BYTES), 0);
+            self.wanted = self.wanted.min(self.limit);
             self.limit
         })
     }
@@ -226,15 +259,40 @@ mod tests {
         limits(&mut speed, 1000, ms(1), ms(50));
         assert!((49 * MIB..51 * MIB).contains(&speed.limit), "{speed:?}");
         // 10 MB a second: less than a megabyte is a moment.
-        assert_eq!(limits(&mut speed, 20, ms(100), Duration::ZERO).last(), Some(&LEAST_BYTES));
+        assert_eq!(limits(&mut speed, 200, ms(100), Duration::ZERO).last(), Some(&LEAST_BYTES));
         assert_eq!(limits(&mut speed, 20, ms(100), ms(500)), []);
         // 250 MB a second.
         limits(&mut speed, 200, ms(4), Duration::ZERO);
         assert!((12 * MIB..13 * MIB).contains(&speed.limit), "{speed:?}");
         // One request that waits long counts as much as it lasts.
-        assert_eq!(limits(&mut speed, 1, ms(3000), Duration::ZERO), [LEAST_BYTES]);
+        limits(&mut speed, 1, ms(3000), Duration::ZERO);
+        assert_eq!(speed.wanted, LEAST_BYTES);
         limits(&mut speed, 4000, Duration::from_micros(200), Duration::ZERO);
         assert_eq!(speed.limit, 64 * MIB);
+    }
+
+    #[test]
+    fn the_limit_falls_by_half_of_what_is_taken_meanwhile_and_rises_at_once() {
+        let mut speed = Speed::new(START_BYTES, Instant::now());
+        // Single pages, 20 MB a second: a moment is a MiB.
+        let (mut last, mut since, mut lowest_at) = (START_BYTES, 0, 0);
+        for page in 0..10_000 {
+            let at = speed.last;
+            since += 4096;
+            let Some(limit) = speed.took(4096, (at, at + Duration::from_micros(200)), 64 * MIB) else {
+                continue;
+            };
+            assert!(
+                2 * last.saturating_sub(limit) <= since,
+                "{last} falls to {limit} while {since} are taken"
+            );
+            (last, since, lowest_at) = (limit, 0, page * 4096);
+        }
+        assert!((MIB..MIB / 4 * 5).contains(&last), "{last}");
+        assert!((13 * MIB..15 * MIB).contains(&lowest_at), "{lowest_at}");
+        // A GB a second: more at once.
+        let risen = limits(&mut speed, 200, Duration::from_millis(1), Duration::ZERO);
+        assert!(risen.len() <= 2 && risen.last() > Some(&(49 * MIB)), "{risen:?}");
     }
 
     #[test]
@@ -245,7 +303,7 @@ mod tests {
         limits(&mut speed, 1000, ms(1), Duration::ZERO);
         assert!((15 * MIB / 2..17 * MIB / 2).contains(&speed.limit), "{speed:?}");
         // 10 MB a second.
-        limits(&mut speed, 10, ms(100), Duration::ZERO);
+        limits(&mut speed, 40, ms(100), Duration::ZERO);
         assert_eq!(speed.limit, LEAST_WHILE_WAITED_BYTES);
         limits(&mut speed, 100_000, Duration::from_micros(200), Duration::ZERO);
         assert_eq!(speed.limit, 64 * MIB, "nobody has waited for ten seconds");
@@ -261,7 +319,7 @@ mod tests {
         assert_eq!(speed.limit, 64 * MIB);
         assert_eq!(speed.rested(speed.last + SPEED_LASTS / 2), None);
         assert_eq!(speed.rested(speed.last + SPEED_LASTS), Some(START_BYTES));
-        limits(&mut speed, 4, Duration::from_millis(100), Duration::ZERO);
+        limits(&mut speed, 40, Duration::from_millis(100), Duration::ZERO);
         assert_eq!((speed.limit, speed.rested(speed.last + 2 * SPEED_LASTS)), (LEAST_BYTES, None));
     }
 }

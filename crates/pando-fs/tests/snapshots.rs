@@ -591,6 +591,8 @@ type Tree = BTreeMap<String, Option<Vec<u8>>>;
 struct State {
     live: Tree,
     snaps: BTreeMap<u32, Tree>,
+    /// Seconds between two snapshots, by the path of the directory.
+    policies: BTreeMap<String, u32>,
 }
 
 fn below(tree: &Tree, dir: &str) -> Tree {
@@ -614,6 +616,8 @@ fn read_tree(w: &World, path: &str, out: &mut Tree, at: &str) {
 fn read_state(w: &World) -> State {
     let mut state = State::default();
     read_tree(w, "", &mut state.live, "");
+    let stored = w.fs.policies().unwrap().into_iter();
+    state.policies = stored.map(|(_, p)| (p.path.into_string().unwrap(), p.policy.every_secs)).collect();
     for source in w.fs.snapshot_sources().unwrap() {
         for info in w.fs.snapshots(source).unwrap() {
             let root = w.fs.open_snapshot(source, info.number).unwrap();
@@ -629,6 +633,34 @@ fn read_state(w: &World) -> State {
     state
 }
 
+/// Carries all policies out at a time of the test's own; adds a state for each snapshot that is made or deleted.
+fn carry_out(w: &World, now: i64, state: &mut State, history: &mut Vec<State>) -> usize {
+    let mut done = 0;
+    for (_, info) in w.fs.policies().unwrap() {
+        let path = info.path.to_str().unwrap();
+        let list = || w.on(path, |a| w.fs.snapshots(a.ino)).unwrap();
+        let (now, before) = (Time { secs: now, nanos: 0 }, list());
+        let work = w.fs.carry_out_policy(&info, (now, false), &mut |_| {}, &mut |_| {}).unwrap();
+        assert_eq!(work.failed, None);
+        let tree = if path == "/" { state.live.clone() } else { below(&state.live, path) };
+        let made = list().into_iter().filter(|s| before.iter().all(|old| old.number != s.number));
+        let made: Vec<u32> = made.map(|s| s.number).collect();
+        assert_eq!(made.len(), usize::from(work.made.is_some()));
+        for number in made {
+            state.snaps.insert(number, tree.clone());
+            history.push(state.clone());
+            done += 1;
+        }
+        for name in &work.deleted {
+            let gone = before.iter().find(|s| s.name == *name).unwrap();
+            state.snaps.remove(&gone.number);
+            history.push(state.clone());
+            done += 1;
+        }
+    }
+    done
+}
+
 fn crash_run(seed: u64, steps: usize) {
     println!("PANDO_SEED={seed} PANDO_STEPS={steps}");
     let mut r = Random::new(seed);
@@ -637,12 +669,13 @@ fn crash_run(seed: u64, steps: usize) {
     let options = || MountOptions::default().background(false).cache_bytes(8 << 20);
     let mut w = World::over(Fs::open(device.clone(), options()).unwrap());
     let mut history = vec![State::default()];
-    let (mut crashes, mut lost) = (0, 0);
+    let (mut crashes, mut lost, mut automatic, mut now) = (0, 0, 0, 1_000_000);
     for _ in 0..steps {
+        now += r.below(100) as i64;
         let mut state = history.last().unwrap().clone();
         let dir = format!("/{}", ["a", "b", "c"][r.below(3)]);
         let is_there = state.live.contains_key(&dir);
-        match r.below(12) {
+        match r.below(15) {
             0..=2 if is_there => {
                 let path = format!("{dir}/{}", ["x", "y", "z"][r.below(3)]);
                 if !state.live.contains_key(&path) {
@@ -663,6 +696,7 @@ fn crash_run(seed: u64, steps: usize) {
             3 if is_there => {
                 w.remove_tree(&dir).unwrap();
                 state.live.retain(|path, _| *path != dir && !path.starts_with(&format!("{dir}/")));
+                state.policies.remove(&dir);
             }
             4..=6 if state.snaps.len() < 6 => {
                 let whole = r.below(3) == 0;
@@ -708,7 +742,24 @@ fn crash_run(seed: u64, steps: usize) {
                 history = vec![state];
                 continue;
             }
-            10 if r.below(3) == 0 => {
+            11 => {
+                let whole = r.below(3) == 0;
+                if !whole && !is_there {
+                    continue;
+                }
+                let path = if whole { "/".into() } else { dir };
+                let every_secs = 100 * (1 + r.below(4) as u32);
+                let keep = SnapshotPolicy { last: 1 + r.below(2) as u32, ..SnapshotPolicy::default() };
+                let policy = StoredPolicy { every_secs, keep, ..StoredPolicy::default() };
+                let policy = (r.below(4) > 0).then_some(policy);
+                w.on(&path, |a| w.fs.set_policy(by(&w), a.ino, policy.as_ref())).unwrap();
+                match policy {
+                    Some(_) => state.policies.insert(path, every_secs),
+                    None => state.policies.remove(&path),
+                };
+            }
+            12..=13 => automatic += carry_out(&w, now, &mut state, &mut history),
+            10 | 14 if r.below(3) == 0 => {
                 crashes += 1;
                 device.crash();
                 drop(w);
@@ -730,12 +781,12 @@ fn crash_run(seed: u64, steps: usize) {
         history.push(state);
     }
     assert_eq!(read_state(&w), *history.last().unwrap());
-    println!("{crashes} crashes, {lost} calls lost");
-    assert!(crashes > 1 && lost > 0, "nothing happened");
+    println!("{crashes} crashes, {lost} calls lost, {automatic} snapshots made and deleted by policies");
+    assert!(crashes > 1 && lost > 0 && automatic > 0, "nothing happened");
 }
 
 #[test]
-fn after_a_crash_snapshots_are_those_of_one_moment() {
+fn after_a_crash_snapshots_and_policies_are_those_of_one_moment() {
     random_runs(12, 400, crash_run);
 }
 

@@ -147,8 +147,8 @@ fn snapshots_of_a_directory_that_is_gone_are_found_and_given_to_another() {
         |w: &World| w.fs.snapshots_of_gone().unwrap().iter().map(|info| info.number).collect::<Vec<_>>();
     assert_eq!(gone(&w), []);
     w.remove_tree("/gone").unwrap();
-    // What has its place no more when the directory above is rolled back is gone, too.
-    w.rename("/top/in", "/top/elsewhere", 0).unwrap();
+    // What is removed stays gone when a rollback of the directory above brings another one back.
+    w.remove_tree("/top/in").unwrap();
     w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
     for _ in 0..2 {
         assert_eq!(gone(&w), numbers[..3]);
@@ -238,6 +238,49 @@ fn snapshots_of_directories_below_a_rollback_stay_with_them() {
     let own = w.on("/top", |a| w.fs.snapshots(a.ino)).unwrap();
     assert_eq!(own.len(), 2, "outer, and one before a rollback");
     w.on("/top/in", |a| w.fs.delete_snapshot(by(&w), a.ino, numbers["/top/in"])).unwrap();
+    w.fs.check(|problem| panic!("{problem}")).unwrap();
+}
+
+#[test]
+fn a_directory_that_was_moved_comes_back_from_a_rollback_with_its_snapshots_and_policy() {
+    let mut w = World::new();
+    for dir in ["/top", "/top/a", "/top/a/b", "/top/late"] {
+        w.mkdir(dir);
+        w.put(&format!("{dir}/f"), b"1");
+    }
+    let of = |w: &World, path: &str| -> Vec<u32> {
+        w.on(path, |a| w.fs.snapshots(a.ino)).unwrap().iter().map(|info| info.number).collect()
+    };
+    let policy = StoredPolicy { every_secs: 7, ..StoredPolicy::default() };
+    w.on("/top/a", |a| w.fs.set_policy(by(&w), a.ino, Some(&policy))).unwrap();
+    let (a, b) = (snap(&w, "/top/a", "one").number, snap(&w, "/top/a/b", "one").number);
+    let outer = snap(&w, "/top", "outer").number;
+    // Its only snapshot was made after that of the top, but at its place of then.
+    let late = snap(&w, "/top/late", "one").number;
+    w.rename("/top/late", "/top/moved", 0).unwrap();
+    w.mkdir("/top/c");
+    w.rename("/top/a", "/top/c/d", 0).unwrap();
+    let again = snap(&w, "/top/c/d", "two").number;
+    // Another directory has its place.
+    w.mkdir("/top/a");
+    let other = snap(&w, "/top/a", "one").number;
+    w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
+    for _ in 0..2 {
+        w.fs.check(|problem| panic!("{problem}")).unwrap();
+        assert_eq!((of(&w, "/top/a"), of(&w, "/top/a/b")), (vec![a, again], vec![b]));
+        assert_eq!(of(&w, "/top/late"), [late]);
+        assert_eq!(w.get("/top/a/.snapshots/two/b/f").unwrap(), b"1");
+        let gone: Vec<u32> = w.fs.snapshots_of_gone().unwrap().iter().map(|info| info.number).collect();
+        assert_eq!(gone, [other]);
+        let stored = w.fs.policies().unwrap();
+        assert_eq!(stored.iter().map(|(_, info)| info.path.to_str()).collect::<Vec<_>>(), [Some("/top/a")]);
+        w.remount();
+    }
+    // One that was moved out keeps them, and what comes back in its place has none.
+    w.rename("/top/a", "/out", 0).unwrap();
+    w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
+    assert_eq!((of(&w, "/out"), of(&w, "/out/b")), (vec![a, again], vec![b]));
+    assert_eq!((of(&w, "/top/a"), of(&w, "/top/a/b")), (vec![], vec![]));
     w.fs.check(|problem| panic!("{problem}")).unwrap();
 }
 

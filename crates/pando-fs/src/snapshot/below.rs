@@ -1,9 +1,12 @@
 //! What belongs to directories below one that is rolled back: their snapshots, policies and forks.
 //!
 //! All directories there are new ones afterwards. One that had its place, and was the same, when the snapshot was made,
-//! keeps what belongs to it. What belongs to the other directories is removed with them.
+//! keeps what belongs to it. One that was moved since is looked for where its own snapshots were made: found there, it
+//! keeps its snapshots and its policy. What belongs to the other directories is removed with them.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
+
+use bytes::Bytes;
 
 use crate::{
     error::{Error, Result},
@@ -20,8 +23,10 @@ use crate::{
 
 /// Snapshots of a directory below.
 pub(super) struct FamilyBelow {
-    /// Contents prefix of the directory, from the one that is rolled back.
+    /// Contents prefix of the directory afterwards, from the one that is rolled back.
     pub inside: Vec<u8>,
+    /// Its policy, as it is stored, if it comes back to another place.
+    pub moved_policy: Option<Bytes>,
     /// Number that it has before.
     pub source: Ino,
     pub family: Family,
@@ -123,26 +128,65 @@ impl<'a> TwoStates<'a> {
         Ok(staying)
     }
 
-    /// The snapshots of directories below that are the same, held so that nobody else changes which there are. Costs
-    /// a cursor step and up to three point queries for each directory with snapshots.
+    /// Where a directory that is not at its place in the snapshot was then, from the top: at a place where one of its
+    /// own snapshots was made, the last before this one or the first after it, if that is the same directory. Costs a
+    /// look at each of its snapshots, and up to three point queries.
+    fn place_then(&self, contents: &[u8], family: &Family) -> Result<Option<Vec<u8>>> {
+        let inside = contents.strip_prefix(self.contents).unwrap_or_default();
+        let Some(now) = self.record(self.contents, inside)? else { return Ok(None) };
+        let own = self.fs.snapshots_from(family.id, 0, usize::MAX)?;
+        let after = own.partition_point(|own| own.number < self.info.number);
+        let (before, after) = (after.checked_sub(1).and_then(|last| own.get(last)), own.get(after));
+        for own in before.into_iter().chain(after) {
+            let Some(inside) = self.inside_of(&own.source)? else { continue };
+            let then = self.record(&path::snapshot(self.info.number), &inside)?;
+            // A clone has the file number of what it was made of, and a mark that this one has not, or has too.
+            let is_this =
+                |then: Record| then.fileno == now.fileno && (then.clone_id == 0 || now.clone_id != 0);
+            if then.is_some_and(is_this) {
+                return Ok(Some(inside));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The contents prefix, from the top, of a directory that had this path while the top had the path at which its
+    /// snapshot was made.
+    fn inside_of(&self, path: &OsStr) -> Result<Option<Vec<u8>>> {
+        let Ok(relative) = Path::new(path).strip_prefix(&self.info.source) else { return Ok(None) };
+        let mut inside = Vec::new();
+        for name in relative {
+            inside = path::contents(&inside, name.as_bytes())?;
+        }
+        Ok(Some(inside).filter(|inside| !inside.is_empty()))
+    }
+
+    /// The snapshots of directories below that stay, held so that nobody else changes which there are. Costs a cursor
+    /// step and up to three point queries for each directory with snapshots, and more for one that was moved.
     pub(super) fn families(&mut self, tries: &mut Attempts) -> Result<Vec<FamilyBelow>, Obstacle> {
         let mut families = Vec::new();
         for (contents, source) in self.fs.snapshotted_below(self.contents)? {
-            if contents == self.contents || !self.is_same(&contents)? {
-                continue;
-            }
-            let inside = contents.get(self.contents.len()..).unwrap_or_default().to_vec();
-            if self.hides(&inside)? {
+            if contents == self.contents {
                 continue;
             }
             let Some(family) = self.fs.family(source)? else { continue };
+            let (inside, moved) = if self.is_same(&contents)? {
+                (contents.get(self.contents.len()..).unwrap_or_default().to_vec(), false)
+            } else {
+                let Some(inside) = self.place_then(&contents, &family)? else { continue };
+                (inside, true)
+            };
+            if self.hides(&inside)? {
+                continue;
+            }
             let dir = self.fs.family_dir(self.fs.table.find(source).as_ref(), &family)?;
             let names = tries.exclusive(&dir.names)?;
             // Somebody may have changed it before it was held.
             let Some(family) = self.fs.family(source)?.filter(|found| found.id == family.id) else {
                 continue;
             };
-            families.push(FamilyBelow { inside, source, family, _dir: dir, _names: names });
+            let moved_policy = if moved { self.fs.db.get(&system::policy(&contents))? } else { None };
+            families.push(FamilyBelow { inside, moved_policy, source, family, _dir: dir, _names: names });
         }
         Ok(families)
     }

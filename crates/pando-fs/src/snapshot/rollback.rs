@@ -137,6 +137,9 @@ impl Fs {
                 let ino = states.number_after(lineage, &below.inside)?;
                 let place = [&contents[..], &below.inside].concat();
                 self.move_family(&mut batch, (below.source, ino), &below.family, &place)?;
+                if let Some(policy) = &below.moved_policy {
+                    batch.put(system::policy(&place), policy.clone());
+                }
             }
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, &at, &touched);

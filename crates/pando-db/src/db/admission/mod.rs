@@ -54,21 +54,22 @@ pub type Admitted<'a> = Option<MutexGuard<'a, LastDeletes>>;
 
 /// What a batch does to the space of the store, which decides how far into the reserve it may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gives {
-    /// It deletes as `Most` does, and removes the last reference to data that other batches have deleted, such as a
-    /// snapshot ([`Effect::Releases`]).
-    Release,
-    /// It deletes, and writes little beside that.
-    Most,
-    /// It deletes and writes little, but moves or clones: that takes space, by what it shares, when it is flushed,
-    /// and a caller may repeat it without end. Or it writes little, and makes values smaller ([`Effect::Shrinks`]).
-    Moves,
-    /// All others: they may take space.
-    Little,
+enum SpaceEffect {
+    /// The batch deletes as [`SpaceEffect::Frees`] says, and removes the last reference to data that other batches have
+    /// deleted, such as a snapshot ([`Effect::Releases`]).
+    Releases,
+    /// The batch deletes, and writes little beside that.
+    Frees,
+    /// The batch deletes and writes little, but moves or clones: that takes space, by what it shares, when it is
+    /// flushed, and a caller may repeat it without end. Or it writes little, and makes values smaller
+    /// ([`Effect::Shrinks`]).
+    MayTake,
+    /// All others: they take space.
+    Takes,
 }
 
-impl Gives {
-    fn by(ops: &[Op], effect: Effect) -> Gives {
+impl SpaceEffect {
+    fn by(ops: &[Op], effect: Effect) -> SpaceEffect {
         let (mut deleted, mut written, mut moves) = (None, 0, false);
         for op in ops {
             match op {
@@ -85,18 +86,18 @@ impl Gives {
         }
         match deleted {
             Some(deleted) if written <= deleted + MOST_BESIDE_DELETES_BYTES => match moves {
-                true => Gives::Moves,
-                false if effect == Effect::Releases => Gives::Release,
-                false => Gives::Most,
+                true => SpaceEffect::MayTake,
+                false if effect == Effect::Releases => SpaceEffect::Releases,
+                false => SpaceEffect::Frees,
             },
-            None if effect == Effect::Shrinks && written <= MOST_BESIDE_DELETES_BYTES => Gives::Moves,
-            _ => Gives::Little,
+            None if effect == Effect::Shrinks && written <= MOST_BESIDE_DELETES_BYTES => SpaceEffect::MayTake,
+            _ => SpaceEffect::Takes,
         }
     }
 }
 
 impl Engine {
-    /// Bytes that the last deletes may not take, so that a batch of [`Gives::Release`] goes through when no other
+    /// Bytes that the last deletes may not take, so that a batch of [`SpaceEffect::Releases`] goes through when no other
     /// does: those of its edit, and of [`SPLIT_NODES`] more. If more nodes are shared than one edit changes, and the
     /// last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can change,
     /// whose old versions stay in use: so the bytes of a second edit are kept as well. Otherwise there is little to
@@ -144,7 +145,7 @@ impl Engine {
             let bytes = encoded.len + OP_BYTES * ops.len();
             self.throttle.delay(bytes, self.pressure(), self.seal_threshold(), || self.help_build());
         }
-        self.space_for(Gives::by(ops, effect), encoded.len as u64)
+        self.space_for(SpaceEffect::by(ops, effect), encoded.len as u64)
     }
 
     /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait behind
@@ -182,19 +183,19 @@ impl Engine {
         .fold(0.0, f64::max)
     }
 
-    fn space_for(&self, gives: Gives, len: u64) -> Result<Admitted<'_>> {
+    fn space_for(&self, space_effect: SpaceEffect, len: u64) -> Result<Admitted<'_>> {
         // Deletes may use the reserve except `edit_room`: the flush and the checkpoint that free their space need
         // that. Renames, which a caller may repeat without end, stop at three quarters of the way from there to the
         // reserve, so that deletes still go through.
-        let held_back = match gives {
-            Gives::Release | Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room(),
-            Gives::Moves if len <= SMALL_BATCH_BYTES => {
+        let held_back = match space_effect {
+            SpaceEffect::Releases | SpaceEffect::Frees if len <= SMALL_BATCH_BYTES => self.edit_room(),
+            SpaceEffect::MayTake if len <= SMALL_BATCH_BYTES => {
                 self.edit_room().midpoint(self.reserve()).midpoint(self.reserve())
             }
             _ => self.reserve(),
         };
         // Earlier renames show what space they take only when they are flushed: flush them before judging this one.
-        if gives == Gives::Moves && self.is_short() {
+        if space_effect == SpaceEffect::MayTake && self.is_short() {
             waiting::announce();
             self.flush_what_is_written()?;
         }
@@ -206,17 +207,17 @@ impl Engine {
         if enough()? {
             return Ok(None);
         }
-        if len > SMALL_BATCH_BYTES || !matches!(gives, Gives::Release | Gives::Most) {
+        if len > SMALL_BATCH_BYTES || !matches!(space_effect, SpaceEffect::Releases | SpaceEffect::Frees) {
             return if self.settle_for(&enough)? { Ok(None) } else { Err(Error::NoSpace) };
         }
         waiting::announce();
         let mut turn = self.last_deletes.lock();
         // With less free space than one edit needs, no batch could be flushed.
-        let wanted = |turn: &LastDeletes| match gives {
-            Gives::Release => self.least_edit_room() + 2 * len,
+        let wanted = |turn: &LastDeletes| match space_effect {
+            SpaceEffect::Releases => self.least_edit_room() + 2 * len,
             _ => self.release_room(turn) + 2 * len,
         };
-        if turn.until_retry > 0 && gives == Gives::Most {
+        if turn.until_retry > 0 && space_effect == SpaceEffect::Frees {
             self.checkpoint()?;
             if self.can_take_one_more(wanted(&turn))? {
                 turn.until_retry -= 1;
@@ -229,8 +230,8 @@ impl Engine {
         }
         for _ in 0..LAST_TRIES {
             if self.can_take_one_more(wanted(&turn))? {
-                match gives {
-                    Gives::Release => *turn = LastDeletes::default(),
+                match space_effect {
+                    SpaceEffect::Releases => *turn = LastDeletes::default(),
                     _ => turn.settled_in_vain(),
                 }
                 return Ok(Some(turn));
@@ -312,25 +313,25 @@ mod tests {
         let key = |len: usize| Bytes::from(vec![b'k'; len]);
         let put = |len| Op::Put(key(len), key(500));
         let delete = |len| Op::Delete(key(len));
-        let by = |ops: &[Op]| Gives::by(ops, Effect::Unsaid);
-        assert_eq!(by(&[]), Gives::Little);
-        assert_eq!(by(&[put(1)]), Gives::Little);
-        assert_eq!(by(&[delete(0)]), Gives::Most);
-        assert_eq!(by(&[delete(9), Op::DeleteRange(key(9), None)]), Gives::Most);
-        assert_eq!(by(&[delete(9), put(524)]), Gives::Most);
-        assert_eq!(by(&[delete(9), put(534)]), Gives::Little);
-        let releases = |ops: &[Op]| Gives::by(ops, Effect::Releases);
-        assert_eq!(releases(&[delete(9), put(524)]), Gives::Release);
-        assert_eq!(releases(&[delete(9), put(534)]), Gives::Little);
-        assert_eq!(releases(&[put(1)]), Gives::Little);
+        let by = |ops: &[Op]| SpaceEffect::by(ops, Effect::Unsaid);
+        assert_eq!(by(&[]), SpaceEffect::Takes);
+        assert_eq!(by(&[put(1)]), SpaceEffect::Takes);
+        assert_eq!(by(&[delete(0)]), SpaceEffect::Frees);
+        assert_eq!(by(&[delete(9), Op::DeleteRange(key(9), None)]), SpaceEffect::Frees);
+        assert_eq!(by(&[delete(9), put(524)]), SpaceEffect::Frees);
+        assert_eq!(by(&[delete(9), put(534)]), SpaceEffect::Takes);
+        let releases = |ops: &[Op]| SpaceEffect::by(ops, Effect::Releases);
+        assert_eq!(releases(&[delete(9), put(524)]), SpaceEffect::Releases);
+        assert_eq!(releases(&[delete(9), put(534)]), SpaceEffect::Takes);
+        assert_eq!(releases(&[put(1)]), SpaceEffect::Takes);
         let shrinks = |len| {
-            Gives::by(&[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))], Effect::Shrinks)
+            SpaceEffect::by(&[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))], Effect::Shrinks)
         };
-        assert_eq!([shrinks(100), shrinks(300)], [Gives::Moves, Gives::Little]);
+        assert_eq!([shrinks(100), shrinks(300)], [SpaceEffect::MayTake, SpaceEffect::Takes]);
         // Both under a long path.
-        assert_eq!(by(&[delete(4000), put(4000)]), Gives::Most);
-        assert_eq!(by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), Gives::Little);
-        assert_eq!(by(&[Op::RenamePrefix(key(40), key(40)), delete(40)]), Gives::Moves);
-        assert_eq!(by(&[Op::ClonePrefix(key(40), key(40))]), Gives::Little);
+        assert_eq!(by(&[delete(4000), put(4000)]), SpaceEffect::Frees);
+        assert_eq!(by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), SpaceEffect::Takes);
+        assert_eq!(by(&[Op::RenamePrefix(key(40), key(40)), delete(40)]), SpaceEffect::MayTake);
+        assert_eq!(by(&[Op::ClonePrefix(key(40), key(40))]), SpaceEffect::Takes);
     }
 }

@@ -152,7 +152,7 @@ impl Engine {
     /// writers that fill tables with values. Tables that were recovered from the log do not count: they have a share
     /// of the memory of their own, and are flushed first.
     fn has_room_in_tables(&self, for_clone: bool) -> bool {
-        let sizes = &self.views.sizes;
+        let sizes = &self.memtable_sizes;
         let tables = sizes.sealed().saturating_sub(sizes.recovered());
         if tables < MAX_SEALED_TABLES {
             return true;
@@ -167,7 +167,7 @@ impl Engine {
 
     /// How near the work that waits for the threads is to one of its limits, as [`pressure`] says.
     fn pressure(&self) -> f64 {
-        let sizes = &self.views.sizes;
+        let sizes = &self.memtable_sizes;
         let tables = sizes.bytes().saturating_sub(sizes.recovered_bytes()) as u64;
         let table = self.seal_threshold() as u64;
         let of_log = self.log_size();
@@ -325,7 +325,10 @@ mod tests {
         assert_eq!(releases(&[delete(9), put(534)]), SpaceEffect::Takes);
         assert_eq!(releases(&[put(1)]), SpaceEffect::Takes);
         let shrinks = |len| {
-            SpaceEffect::by(&[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))], Effect::Shrinks)
+            SpaceEffect::by(
+                &[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))],
+                Effect::Shrinks,
+            )
         };
         assert_eq!([shrinks(100), shrinks(300)], [SpaceEffect::MayTake, SpaceEffect::Takes]);
         // Both under a long path.

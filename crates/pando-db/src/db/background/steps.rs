@@ -96,7 +96,7 @@ impl Engine {
     /// What a write leaves to do where no threads do it.
     pub fn after_write(&self) -> Result<()> {
         if self.options.background {
-            if self.views.sizes.sealed() > 0 {
+            if self.memtable_sizes.sealed() > 0 {
                 self.signal.ask(Work::Flush);
             }
             return Ok(());

@@ -107,7 +107,7 @@ mod tests {
             let engine = db.engine();
             assert!(!engine.orphans.lock().is_empty(), "there is something to give back");
             write(&db, "new", 3_000).unwrap();
-            assert!(engine.dirty.count() == 0 && engine.views.sizes.bytes() > 1 << 20);
+            assert!(engine.dirty.count() == 0 && engine.memtable_sizes.bytes() > 1 << 20);
             let taken = take_all_but(engine, 256 << 10);
             way(&db).expect(what);
             assert!(engine.superversion.read().sealed.is_empty(), "{what}");
@@ -126,7 +126,7 @@ mod tests {
         db.checkpoint().unwrap();
         let engine = db.engine();
         let held_up = engine.flushing.lock();
-        let (sizes, mut new) = (&engine.views.sizes, 0);
+        let (sizes, mut new) = (&engine.memtable_sizes, 0);
         // As many as writers may fill without the flusher.
         while sizes.sealed() < 6 || sizes.sealed_bytes() < 6 * engine.seal_threshold() {
             db.put(format!("new/{new:05}"), vec![7; 400]).unwrap();

@@ -108,7 +108,7 @@ impl Engine {
     /// tables.
     pub(crate) fn max_dirty(&self) -> u64 {
         let budget = self.options.cache_bytes;
-        let recovered = self.views.sizes.recovered_bytes() as u64;
+        let recovered = self.memtable_sizes.recovered_bytes() as u64;
         let most = max_dirty(budget);
         most.saturating_sub(recovered.saturating_sub(budget / TABLES_SHARE)).max(most / LEAST_DIRTY_SHARE)
     }
@@ -127,7 +127,7 @@ impl Engine {
     /// Gives clean data what tables and dirty nodes leave.
     pub fn share_memory(&self) {
         let budget = self.options.cache_bytes;
-        let tables = self.views.sizes.bytes() as u64;
+        let tables = self.memtable_sizes.bytes() as u64;
         let mut taken = self.dirty.memory() + tables + tables / HEAP_WASTE_SHARE;
         if taken > 0 {
             taken += edit_memory(budget, self.limits.node);

@@ -63,7 +63,7 @@ impl Engine {
 
     /// Bytes that the dirty nodes and memtables may still take on the device.
     pub(crate) fn owed(&self) -> u64 {
-        let tables = self.views.sizes.bytes() as u64;
+        let tables = self.memtable_sizes.bytes() as u64;
         self.owed_by_nodes() + tables + tables / 4
     }
 

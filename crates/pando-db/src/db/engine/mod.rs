@@ -22,6 +22,7 @@ use crate::{
     db::engine::{
         dirty::Dirty,
         gc_state::{GcProgress, GcWorth, LastDeletes},
+        memtable_sizes::MemtableSizes,
         report::Recovery,
         signal::Signal,
         superversion::{Superversion, SuperversionSlot},
@@ -42,6 +43,7 @@ use crate::{
 pub(crate) mod dirty;
 pub(crate) mod gc_state;
 pub(crate) mod joint;
+pub(crate) mod memtable_sizes;
 pub(crate) mod report;
 pub(crate) mod signal;
 pub(crate) mod skip_ranges;
@@ -66,7 +68,9 @@ pub(crate) struct Engine {
     /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
     pub capacity: u64,
     pub superversion: RwLock<Superversion>,
+    /// The published view of `superversion`, which readers take without its lock.
     pub views: SuperversionSlot,
+    pub memtable_sizes: MemtableSizes,
     /// Held by whoever changes the structure of the DAG.
     pub flushing: Mutex<()>,
     /// The last batch of the tree for which [`Engine::relieve_step`] has looked at its height.
@@ -193,7 +197,11 @@ impl Engine {
 
     /// Changes the superversion, and what readers see of it from then on.
     pub fn change<T>(&self, change: impl FnOnce(&mut Superversion) -> T) -> T {
-        self.views.change(&self.superversion, change)
+        self.views.change(&self.superversion, |superversion| {
+            let result = change(superversion);
+            self.memtable_sizes.publish(superversion);
+            result
+        })
     }
 
     /// Notes that in the version after batch `seen` nothing was to be seen in `span`.

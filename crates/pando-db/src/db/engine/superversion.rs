@@ -18,7 +18,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -104,67 +104,6 @@ pub(crate) struct SuperversionSlot {
     /// Views that were replaced while a reader used them.
     left: Mutex<Old>,
     has_left: AtomicBool,
-    /// Of the in-memory tables, as of the last change of the superversion.
-    pub sizes: TableSizes,
-}
-
-/// Sizes of the in-memory tables, to be read without a lock.
-#[derive(Default)]
-pub(crate) struct TableSizes {
-    bytes: AtomicUsize,
-    sealed_bytes: AtomicUsize,
-    sealed: AtomicUsize,
-    /// The newest batch that came from the log when the store was opened.
-    recovered_msn: AtomicU64,
-    /// Of the sealed ones, those that came from the log.
-    recovered_bytes: AtomicUsize,
-    recovered: AtomicUsize,
-}
-
-impl TableSizes {
-    fn publish(&self, superversion: &Superversion) {
-        let sealed_bytes = superversion.sealed.iter().map(|table| table.bytes()).sum::<usize>();
-        self.bytes.store(superversion.active.bytes() + sealed_bytes, Ordering::Relaxed);
-        self.sealed_bytes.store(sealed_bytes, Ordering::Relaxed);
-        self.sealed.store(superversion.sealed.len(), Ordering::Relaxed);
-        let last = self.recovered_msn.load(Ordering::Relaxed);
-        // They are the oldest. As a rule there are none.
-        let recovered = superversion.sealed.iter().take_while(|table| table.msn <= last);
-        let (count, bytes) =
-            recovered.fold((0, 0), |(count, bytes), table| (count + 1, bytes + table.bytes()));
-        self.recovered_bytes.store(bytes, Ordering::Relaxed);
-        self.recovered.store(count, Ordering::Relaxed);
-    }
-
-    /// Tells apart what came from the log when the store was opened: the batches up to `msn`.
-    pub fn set_recovered(&self, msn: u64) {
-        self.recovered_msn.store(msn, Ordering::Relaxed);
-    }
-
-    /// Bytes of all of them.
-    pub fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of those that are sealed.
-    pub fn sealed_bytes(&self) -> usize {
-        self.sealed_bytes.load(Ordering::Relaxed)
-    }
-
-    /// How many are sealed.
-    pub fn sealed(&self) -> usize {
-        self.sealed.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of those that came from the log when the store was opened, and are not flushed yet.
-    pub fn recovered_bytes(&self) -> usize {
-        self.recovered_bytes.load(Ordering::Relaxed)
-    }
-
-    /// How many these are.
-    pub fn recovered(&self) -> usize {
-        self.recovered.load(Ordering::Relaxed)
-    }
 }
 
 /// Views to be dropped outside the lock.
@@ -201,7 +140,6 @@ impl SuperversionSlot {
     /// caller gets is to be dropped outside the lock.
     pub fn changed(&self, superversion: &Superversion) -> Old {
         let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
-        self.sizes.publish(superversion);
         let fresh = (reads || linger > 0).then(|| Arc::new(superversion.view()));
         let left = if reads { LINGER_CHANGES } else { linger.saturating_sub(1) };
         self.linger.store(left, Ordering::Relaxed);

@@ -18,6 +18,7 @@ use crate::{
         engine::{
             Durable, Engine, EngineCounters,
             dirty::Dirty,
+            memtable_sizes::MemtableSizes,
             signal::Signal,
             skip_ranges::SkipRanges,
             superversion::{Superversion, SuperversionSlot},
@@ -225,6 +226,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         recovery: report,
         superversion: RwLock::new(superversion),
         views: SuperversionSlot::default(),
+        memtable_sizes: MemtableSizes::default(),
         flushing: Mutex::new(()),
         lowered_at: AtomicU64::new(0),
         next_id: AtomicU64::new(superblock.next_node),

@@ -17,16 +17,17 @@ use crate::{
     node::{PageRef, message::Msg, page::Page},
 };
 
-/// How the keys of a page look from the root: `strip`, which all of interest begin with, is taken off the
-/// stored suffix, and `prepend` put on.
+/// The way back of a [`Lens`], for one page: from a stored suffix to the key that the root shows. It removes `strip`,
+/// which all visible suffixes begin with, and adds `prepend`. A lens goes from the root down to the keys of a node; a
+/// page leaves out the prefix that its keys share, so it needs a map of its own.
 #[derive(Debug, Clone)]
-pub(crate) struct KeyMap {
+pub(crate) struct PageLens {
     strip: Bytes,
     prepend: Bytes,
 }
 
-impl KeyMap {
-    /// The keys of `page`, which lies below a path that is `lens`.
+impl PageLens {
+    /// The map for `page`, which lies below a path whose map is `lens`.
     pub fn through(lens: &Lens, page: &PageRef) -> Result<Self> {
         if page.prefix.starts_with(&lens.prepend) {
             return Ok(Self { prepend: lens.invert_shared(&page.prefix), strip: Bytes::new() });
@@ -55,7 +56,7 @@ impl KeyMap {
 pub(crate) enum Block {
     Page {
         page: Arc<Page>,
-        seen: KeyMap,
+        seen: PageLens,
     },
     Points(Arc<Vec<(Bytes, Msg)>>),
     /// One pair that several sources have a part in; its key is the entry run's.

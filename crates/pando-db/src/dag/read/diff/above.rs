@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use crate::{
     dag::read::{
-        block::KeyMap,
+        block::PageLens,
         scan::{Descent, FoundSource},
         source::{RunAt, pages_in},
     },
@@ -247,7 +247,7 @@ fn page_item(at: &RunAt, lens: &Lens, local: &Span, source: usize, i: usize) -> 
         (PageLoc::Mem(memory), None) => Place::Memory(Arc::as_ptr(memory) as usize),
         _ => return None,
     };
-    let name = Name { place, map: KeyMap::through(lens, page).ok()?.shortest() };
+    let name = Name { place, map: PageLens::through(lens, page).ok()?.shortest() };
     let held = Span { lo: page.first_key(), hi: Some(behind(&page.last_key())) };
     Some(held.intersect(local).map(|held| Item {
         name,

@@ -521,8 +521,9 @@ fn what_a_failed_flush_has_lost_is_not_trusted_when_opened_again() {
     assert!(lost > 20, "in all runs but {lost} what the medium had lost was shown, and built on");
 }
 
-/// A range message that turned into an edge joined the empty edge in which a Goto was to rest with its neighbours, whose
-/// child was too low for that Goto to sink into (model test, `with_threads_in_the_background`).
+/// A range message that was converted into an edge merged the empty edge, at which a Goto was to rest, with its
+/// neighbours, whose child was too low for that Goto to be flushed into (model test,
+/// `with_threads_in_the_background`).
 #[test]
 fn a_goto_does_not_rest_above_a_child_as_low_as_its_target() {
     fn clone(src: &[u8], dst: &[u8]) -> Op {

@@ -1,6 +1,6 @@
-//! Taking messages into a node: range messages rest, or turn into edges; points
-//! go to the edge of their key; updates are split among the edges that they
-//! cover; at a leaf all of them become pairs.
+//! Taking messages into a node: range messages rest, or are converted into edges;
+//! points go to the edge of their key; range-upserts are split among the edges
+//! that they cover; at a leaf all of them become pairs.
 //!
 //! Invariant kept: every message of an interior node lies within one edge, and
 //! a Goto rests only at least two levels above its target (FAST'20 section 3,
@@ -28,7 +28,7 @@ impl Edit<'_> {
             return Ok(node);
         }
         if !layer.ranges.is_empty() {
-            layer.ranges = self.take_all_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
+            layer.ranges = self.convert_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
         }
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         let (mut points, mut ranges) = (0, 0);

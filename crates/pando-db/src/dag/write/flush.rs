@@ -210,7 +210,7 @@ impl Edit<'_> {
     }
 
     /// A node for an edge that leads nowhere yet: a leaf, or where Gotos wait, one right above the
-    /// highest target. There that Goto turns into an edge. In a taller one all might rest, and a parent
+    /// highest target. There that Goto is converted into an edge. In a taller one all might rest, and a parent
     /// with room for it would take it back as it was: the flush would have done nothing.
     fn fresh_child(&self, parent_height: u8, layers: &[Layer], span: Span) -> Result<Node> {
         let gotos = layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref());

@@ -55,8 +55,8 @@ pub type Admitted<'a> = Option<MutexGuard<'a, LastDeletes>>;
 /// What a batch does to the space of the store, which decides how far into the reserve it may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SpaceEffect {
-    /// The batch deletes as [`SpaceEffect::Frees`] says, and removes the last reference to data that other batches have
-    /// deleted, such as a snapshot ([`Effect::Releases`]).
+    /// The batch deletes as [`SpaceEffect::Frees`] says, and removes the last reference to data that other batches
+    /// have deleted, such as a snapshot ([`Effect::Releases`]).
     Releases,
     /// The batch deletes, and writes little beside that.
     Frees,
@@ -97,11 +97,11 @@ impl SpaceEffect {
 }
 
 impl Engine {
-    /// Bytes that the last deletes may not take, so that a batch of [`SpaceEffect::Releases`] goes through when no other
-    /// does: those of its edit, and of [`SPLIT_NODES`] more. If more nodes are shared than one edit changes, and the
-    /// last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can change,
-    /// whose old versions stay in use: so the bytes of a second edit are kept as well. Otherwise there is little to
-    /// release, and little is kept, because such a store has to be emptied too.
+    /// Bytes that the last deletes may not take, so that a batch of [`SpaceEffect::Releases`] goes through when no
+    /// other does: those of its edit, and of [`SPLIT_NODES`] more. If more nodes are shared than one edit changes,
+    /// and the last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can
+    /// change, whose old versions stay in use: so the bytes of a second edit are kept as well. Otherwise there is
+    /// little to release, and little is kept, because such a store has to be emptied too.
     fn release_room(&self, last: &LastDeletes) -> u64 {
         let edit = self.least_edit_room();
         let shared = || self.superversion.read().tree.table.shared();

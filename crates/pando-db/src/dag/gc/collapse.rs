@@ -399,7 +399,7 @@ mod tests {
             assert!(edit.collapse(&(id, vec![ROOT])).unwrap());
         }
         let heights = [ROOT, TALL, OTHER].map(|id| edit.height(id).unwrap());
-        // What rested above it must be able to sink: all that the root has is carried down.
+        // Messages that rested above the old nodes must fit above lower ones: all that the root has is flushed.
         let resting = edit.peek(ROOT).unwrap().edges().iter().position(Edge::holds_gotos);
         if let Some(i) = resting {
             edit.flush_edge(ROOT, i).unwrap();

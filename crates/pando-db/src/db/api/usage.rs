@@ -78,7 +78,7 @@ impl Db {
 pub struct Usage {
     /// What can be read: keys (without what the keys of a page have in common) and values, before
     /// compression, a part that is seen twice under the prefix counted twice. An estimate: pages at the
-    /// borders count whole, and so do old values until what waits above them has been carried down.
+    /// borders count whole, and so do old values until the messages that wait above them have been flushed.
     pub visible_bytes: u64,
     /// What it is kept in on the device, each node and each extent once: `exclusive_bytes + shared_bytes`. Of
     /// the empty prefix, in a store that has settled and of which no snapshot is held, just what

@@ -1,11 +1,11 @@
 //! The state of an open store, which all of `db` shares. What is done with it stands in the rooms above.
 //!
 //! Locks, in the order in which they may be taken: `last_deletes`, `collecting`, `checkpointing`, `flushing`,
-//! `building`, `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits for
-//! them only where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and `uuid`,
-//! which a backup asks for too. `building` and `superversion` are held for memory operations only. Each other lock of
-//! this room (`orphans`, `worth`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the throttle, the
-//! space and the dirty nodes) is held for a moment.
+//! `building`, `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits
+//! for them only where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and
+//! `uuid`, which a backup asks for too. `building` and `superversion` are held for memory operations only. Each other
+//! lock of this room (`orphans`, `gc_yield`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the
+//! throttle, the space and the dirty nodes) is held for a moment.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,7 @@ use crate::{
     dag::{memtable::build::MemtableBuild, read::view::View, tree::Limits},
     db::engine::{
         dirty::Dirty,
-        gc_state::{GcProgress, GcWorth, LastDeletes},
+        gc_state::{GcProgress, GcYield, LastDeletes},
         memtable_sizes::MemtableSizes,
         report::Recovery,
         signal::Signal,
@@ -81,8 +81,8 @@ pub(crate) struct Engine {
     pub checkpointing: Mutex<Durable>,
     /// Nodes with count 0, waiting for the reclaimer.
     pub orphans: Mutex<BTreeSet<NodeId>>,
-    /// Whether giving space back gives any.
-    pub worth: Mutex<GcWorth>,
+    /// Whether garbage collection has freed any space since the last batch.
+    pub gc_yield: Mutex<GcYield>,
     /// Where giving space back is.
     pub gc_progress: Mutex<GcProgress>,
     /// Held over I/O by the thread that collects garbage. Only [`Engine::settle`] waits for it.
@@ -131,7 +131,7 @@ pub(crate) struct EngineCounters {
     pub vain_reader_waits: AtomicU32,
     /// Since when the flusher has found no room for a table, although nothing was dirty.
     pub stuck_since: Mutex<Option<Instant>>,
-    /// Something was deleted since deletes were last carried down.
+    /// Something was deleted since deletes were last pushed down.
     pub deletes: AtomicBool,
     /// Something was deleted since the last walk beside writes began.
     pub deletes_beside: AtomicBool,
@@ -167,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// Stops the store for good: a change could not be carried through.
+    /// Stops the store for good, because a change could not be completed.
     pub fn stop(&self, during: &str, error: &Error) {
         self.log.stop(format!("{during}: {error}"));
         self.signal.all();

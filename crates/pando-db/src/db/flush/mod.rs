@@ -79,8 +79,8 @@ impl Engine {
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
         let cx = self.context();
-        // What cannot be carried further waits at the top: for what cannot be read, or because space is short although
-        // nothing is dirty.
+        // A table that cannot be flushed into the nodes below waits at the top of the DAG: because a node cannot be
+        // read, or because space is short although nothing is dirty.
         let stays =
             |error: &Error| error.is_damage() || matches!(error, Error::NoSpace) && self.dirty.count() == 0;
         let placed = match self.edit_in(&cx, room, |edit| edit.apply_table(&table, layer.clone()), done) {
@@ -153,7 +153,7 @@ impl Engine {
 
     /// The same within some room. The caller holds `flushing`.
     fn relieve(&self, room: Room) -> Result<FlushStep> {
-        // What can be read has been carried down before, or will be by the next one.
+        // An edit that meets a damaged node changes nothing: the next table may take another path.
         let or_not = |done: Result<bool>| match done {
             Err(error) if error.is_damage() => Ok(false),
             other => other,

@@ -233,7 +233,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         building: Mutex::default(),
         checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
         orphans: Mutex::new(orphans),
-        worth: Mutex::default(),
+        gc_yield: Mutex::default(),
         gc_progress: Mutex::default(),
         collecting: Mutex::default(),
         last_deletes: Mutex::default(),

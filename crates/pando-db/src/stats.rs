@@ -62,8 +62,9 @@ pub struct Stats {
     /// Batches whose clones made a search for long keys necessary since open: bounds did not show that all
     /// stay within [`crate::MAX_KEY`].
     pub length_searches: u64,
-    /// Batches since open that were coalesced with the batch before: see [`crate::Batch::joinable`].
-    pub batches_joined: u64,
+    /// Batches since open that were coalesced with the batch before: see [`crate::Batch::may_coalesce`].
+    #[doc(alias = "batches_joined")]
+    pub batches_coalesced: u64,
     /// Edges of nodes and messages about ranges of keys that structural work went through since open, and messages
     /// in memory that clones copied, each time they did: what bursts of clones and deletes cost the processor.
     pub items_handled: u64,

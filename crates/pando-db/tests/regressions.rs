@@ -400,9 +400,9 @@ fn a_merge_function_that_panics_takes_nothing_with_it() {
     assert_eq!(db.get(b"b").unwrap().as_deref(), Some(&b"2"[..]));
 }
 
-/// Of a batch that may be joined to the one before, the record came first, and beside a reader the batch was then put
-/// into a copy of the active table. When the merge function panicked, the store went on without the batch, and
-/// recovery would have found it.
+/// Of a batch that may be coalesced with the one before, the record came first, and beside a reader the batch was
+/// then put into a copy of the active table. When the merge function panicked, the store went on without the batch,
+/// and recovery would have found it.
 #[test]
 fn a_batch_that_panics_beside_a_reader_is_not_logged_by_a_store_that_goes_on() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -412,7 +412,7 @@ fn a_batch_that_panics_beside_a_reader_is_not_logged_by_a_store_that_goes_on() {
     db.put("a", "1").unwrap();
     thread::scope(|scope| _ = scope.spawn(|| db.get(b"a").unwrap()).join());
     let mut batch = Batch::new();
-    batch.joinable();
+    batch.may_coalesce();
     batch.upsert("a", "panic");
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| db.write(batch)));
     assert!(caught.is_err(), "the merge function is not asked where the value is at hand");

@@ -375,7 +375,7 @@ impl Fs {
             inode.peek(|s| s.save_atime(&mut change));
             let in_order = inode.peek(|s| s.written_to == from || size == from);
             if in_order && part.len() <= JOINED_BYTES {
-                batch.joinable();
+                batch.may_coalesce();
             }
             Self::write_data(&mut batch, data_key, size, from, part, absent);
             batch.upsert(meta_key.clone(), change.encode());

@@ -40,7 +40,7 @@ fn stats(engine: &Engine) -> Result<Stats> {
         stopped: engine.log.stopped(),
         unreadable: engine.pager.damage_known(),
         length_searches: engine.counters.length_searches.load(Ordering::Relaxed),
-        batches_joined: engine.counters.joined.load(Ordering::Relaxed),
+        batches_coalesced: engine.counters.coalesced.load(Ordering::Relaxed),
         items_handled: engine.counters.handled.load(Ordering::Relaxed),
         deletes_passed: engine.counters.deletes_passed.load(Ordering::Relaxed),
         msn: engine.log.appended_msn(),

@@ -40,9 +40,9 @@ use crate::{
     waiting,
 };
 
+pub(crate) mod coalesce;
 pub(crate) mod dirty;
 pub(crate) mod gc_state;
-pub(crate) mod joint;
 pub(crate) mod memtable_sizes;
 pub(crate) mod report;
 pub(crate) mod signal;
@@ -117,8 +117,8 @@ pub(crate) struct EngineCounters {
     pub push_downs: AtomicU64,
     /// Batches whose clones could not be admitted by bounds of key lengths alone.
     pub length_searches: AtomicU64,
-    /// Batches that were made one with the batch before.
-    pub joined: AtomicU64,
+    /// Batches that were coalesced with the batch before.
+    pub coalesced: AtomicU64,
     /// Edges and messages about ranges that structural work went through, and messages in memory that clones copied.
     pub handled: AtomicU64,
     /// Keys that cursors came by of which nothing was left.

@@ -120,8 +120,8 @@ impl SkipRanges {
         }
     }
 
-    /// Takes in what was made one with batch `msn`, which views of that very batch may not show.
-    pub fn joined(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
+    /// Takes in what was coalesced with batch `msn`: views of that batch may not show it.
+    pub fn coalesced(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
         self.written(ops, msn + 1, used);
         self.since = self.since.max(msn + 1);
     }
@@ -196,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_joined_to_a_batch_is_not_overlooked_by_views_of_that_batch() {
+    fn what_was_coalesced_with_a_batch_is_not_overlooked_by_views_of_that_batch() {
         let mut skip_ranges = SkipRanges::default();
-        // Nobody watched: a view of batch 7 may be from before the join, one of batch 8 is not.
-        skip_ranges.joined(&[put("c")], 7, || false);
+        // Nobody watched: a view of batch 7 may be from before both were coalesced, one of batch 8 is not.
+        skip_ranges.coalesced(&[put("c")], 7, || false);
         assert!(!skip_ranges.found(7, 7, span("a", "m")));
         assert!(skip_ranges.found(8, 8, span("d", "m")));
         // Somebody watches.
-        skip_ranges.joined(&[put("e")], 8, || false);
+        skip_ranges.coalesced(&[put("e")], 8, || false);
         assert_eq!(left(&skip_ranges, "a", "z"), Some(span("a", "z")), "it lies in what was known");
         assert!(!skip_ranges.found(8, 8, span("d", "m")));
         assert!(skip_ranges.found(9, 9, span("n", "q")));

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use crate::{
     dag::{memtable::Memtable, read::view::View, tree::Tree},
-    db::engine::{joint::Joint, skip_ranges::SkipRanges, watch::Watched},
+    db::engine::{coalesce::NewestBatch, skip_ranges::SkipRanges, watch::Watched},
     locks::{Mutex, RwLock},
     thread,
 };
@@ -50,8 +50,8 @@ pub(crate) struct Superversion {
     pub skip_ranges: SkipRanges,
     /// Keys that batches expect something of, while they look them up.
     pub watched: Watched,
-    /// The newest batch, if the next may be made one with it.
-    pub joint: Option<Joint>,
+    /// The newest batch, if the next one may be coalesced with it.
+    pub newest_batch: Option<NewestBatch>,
 }
 
 impl Superversion {

@@ -202,7 +202,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         tree: Arc::new(tree),
         skip_ranges: SkipRanges::default(),
         watched: Watched::default(),
-        joint: None,
+        newest_batch: None,
     };
     // On a host that is smaller than the image a share of the image would be too much to keep back.
     let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;

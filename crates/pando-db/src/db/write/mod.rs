@@ -37,8 +37,8 @@ use crate::{
 
 mod apply;
 pub(crate) mod expect;
-mod join;
 mod lengths;
+mod try_coalesce;
 
 /// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
 /// table is sealed before the batch.
@@ -90,7 +90,7 @@ impl Engine {
                 };
                 let mut active = self.put_in_place(superversion, &ops);
                 active.keep(len);
-                superversion.joint = None;
+                superversion.newest_batch = None;
                 superversion.accept(active, msn, end, self.seal_threshold());
                 Ok::<bool, Error>(true)
             })?;
@@ -111,7 +111,7 @@ impl Engine {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
-        let (joinable, effect) = (batch.may_be_joined(), batch.effect());
+        let (may_coalesce, effect) = (batch.can_be_coalesced(), batch.effect());
         let (ops, expected) = batch.into_parts();
         let encoded = record::encode(ops, self.bulk.threshold());
         let (len, limit) = (encoded.len, self.max_batch());
@@ -122,8 +122,8 @@ impl Engine {
         let mut refuted = 0;
         loop {
             let admitted = self.admit(&encoded, effect)?;
-            let tried = self.when_expected(&expected, |superversion| match joinable {
-                true => self.try_join(superversion, &encoded, proof.as_ref()),
+            let tried = self.when_expected(&expected, |superversion| match may_coalesce {
+                true => self.try_coalesce(superversion, &encoded, proof.as_ref()),
                 false => self.try_apply(superversion, &encoded, proof.as_ref()),
             })?;
             drop(admitted);
@@ -230,7 +230,7 @@ impl Engine {
             None => self.put_in_place(superversion, ops),
         };
         active.keep(payload.len());
-        superversion.joint = None;
+        superversion.newest_batch = None;
         superversion.watched.note(ops, &active);
         superversion.accept(active, msn, end, self.seal_threshold());
         superversion
@@ -314,10 +314,10 @@ impl Superversion {
 
     /// Takes in the active table after batch `msn`.
     fn accept(&mut self, mut active: Memtable, msn: u64, end: LogPos, seal_at: usize) {
-        // Numbers in between are records of the log's own. What was joined to the newest batch has its number.
-        let joined = msn == active.msn && self.joint.as_ref().is_some_and(|joint| joint.msn == msn);
-        assert!(msn > active.msn || joined, "batches are numbered in order");
-        assert!(end.pos > active.log_end.pos || joined, "batches stand in the log in another order");
+        // Numbers in between are records of the log's own. What was coalesced with the newest batch has its number.
+        let coalesced = msn == active.msn && self.newest_batch.as_ref().is_some_and(|last| last.msn == msn);
+        assert!(msn > active.msn || coalesced, "batches are numbered in order");
+        assert!(end.pos > active.log_end.pos || coalesced, "batches stand in the log in another order");
         (active.msn, active.log_end) = (msn, end);
         self.active = active;
         if self.active.is_full(seal_at) {

@@ -135,7 +135,8 @@ impl Fs {
         let cloned =
             own_record(&db, "time of the last clone", &system::cloned(), o.read_only.then_some(None))?;
         let cloned = cloned.and_then(|value| get_time(&mut &value[..]));
-        let readahead_bytes = if o.background { o.readahead_bytes.min(db.room_ahead() / 2) } else { 0 };
+        let readahead_bytes =
+            if o.background { o.readahead_bytes.min(db.max_readahead_bytes() / 2) } else { 0 };
         let readahead = Readahead::new(readahead_bytes);
         let (window, budget) = readahead.bounds();
         let inner = Inner {

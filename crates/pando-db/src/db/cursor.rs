@@ -142,7 +142,8 @@ impl Cursor {
     /// Reads the next pages of the range, from the low end, into the cache, for other readers of the same keys, and
     /// moves the cursor behind them. It stops after about `bytes` of pages, or returns `false` when nothing is left.
     /// It does not read what is in memory, and waits for pages that another thread is reading. The pages stay in the
-    /// cache until they are used, as long as such pages take no more than [`Db::room_ahead`](crate::Db::room_ahead).
+    /// cache until they are used, as long as such pages take no more than
+    /// [`Db::max_readahead_bytes`](crate::Db::max_readahead_bytes).
     ///
     /// Cost: the reads of a scan, by requests of up to 1 MiB from the first one on.
     pub fn read_ahead(&mut self, bytes: u64) -> Result<bool> {

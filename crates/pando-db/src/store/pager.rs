@@ -145,7 +145,7 @@ impl Pager {
             rows: RowCache::new(budget / ROW_SHARE, page_target),
             rows_noted: 0.into(),
             row_bytes: 0.into(),
-            in_flight: InFlight::with_room(budget / IN_FLIGHT_SHARE),
+            in_flight: InFlight::with_limit(budget / IN_FLIGHT_SHARE),
             ahead_bytes: 0.into(),
             written: None,
             sequences: Sequences::default(),
@@ -211,8 +211,8 @@ impl Pager {
     }
 
     /// Memory that pages may have which are read ahead, in bytes.
-    pub fn room_ahead(&self) -> u64 {
-        self.in_flight.room()
+    pub fn max_readahead_bytes(&self) -> u64 {
+        self.in_flight.limit()
     }
 
     /// Notes an entry of a page that had to be read for it.
@@ -523,7 +523,7 @@ impl Pager {
     /// it; what lies before is good.
     fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(PageId, Arc<Page>)> {
         let lent = match keep {
-            Keep::Ahead | Keep::Once => self.lender.read(wanted, self.in_flight.room() / LENT_SHARE),
+            Keep::Ahead | Keep::Once => self.lender.read(wanted, self.in_flight.limit() / LENT_SHARE),
             _ => None,
         };
         let is_lent = lent.is_some();

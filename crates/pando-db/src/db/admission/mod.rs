@@ -102,13 +102,13 @@ impl Engine {
     /// and the last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can
     /// change, whose old versions stay in use: so the bytes of a second edit are kept as well. Otherwise there is
     /// little to release, and little is kept, because such a store has to be emptied too.
-    fn release_room(&self, last: &LastDeletes) -> u64 {
-        let edit = self.least_edit_room();
+    fn release_reserve(&self, last: &LastDeletes) -> u64 {
+        let edit = self.min_edit_reserve();
         let shared = || self.superversion.read().tree.table.shared();
         if last.were_in_vain() && shared() > self.limits.edit_nodes as u64 {
-            (2 * edit).min(self.edit_room().midpoint(self.reserve()))
+            (2 * edit).min(self.edit_reserve().midpoint(self.reserve()))
         } else {
-            (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_room())
+            (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_reserve())
         }
     }
 
@@ -184,13 +184,13 @@ impl Engine {
     }
 
     fn space_for(&self, space_effect: SpaceEffect, len: u64) -> Result<Admitted<'_>> {
-        // Deletes may use the reserve except `edit_room`: the flush and the checkpoint that free their space need
+        // Deletes may use the reserve except `edit_reserve`: the flush and the checkpoint that free their space need
         // that. Renames, which a caller may repeat without end, stop at three quarters of the way from there to the
         // reserve, so that deletes still go through.
         let held_back = match space_effect {
-            SpaceEffect::Releases | SpaceEffect::Frees if len <= SMALL_BATCH_BYTES => self.edit_room(),
+            SpaceEffect::Releases | SpaceEffect::Frees if len <= SMALL_BATCH_BYTES => self.edit_reserve(),
             SpaceEffect::MayTake if len <= SMALL_BATCH_BYTES => {
-                self.edit_room().midpoint(self.reserve()).midpoint(self.reserve())
+                self.edit_reserve().midpoint(self.reserve()).midpoint(self.reserve())
             }
             _ => self.reserve(),
         };
@@ -201,7 +201,7 @@ impl Engine {
         }
         let enough = || -> Result<bool> {
             let (wanted, free) = (self.owed() + held_back + 2 * len, self.space.free_bytes());
-            let better = (wanted + self.working_room()).min(free);
+            let better = (wanted + self.working_space()).min(free);
             Ok(free >= wanted && (self.space.ensure_backed(better)? || self.space.ensure_backed(wanted)?))
         };
         if enough()? {
@@ -214,8 +214,8 @@ impl Engine {
         let mut turn = self.last_deletes.lock();
         // With less free space than one edit needs, no batch could be flushed.
         let wanted = |turn: &LastDeletes| match space_effect {
-            SpaceEffect::Releases => self.least_edit_room() + 2 * len,
-            _ => self.release_room(turn) + 2 * len,
+            SpaceEffect::Releases => self.min_edit_reserve() + 2 * len,
+            _ => self.release_reserve(turn) + 2 * len,
         };
         if turn.until_retry > 0 && space_effect == SpaceEffect::Frees {
             self.checkpoint()?;
@@ -266,7 +266,7 @@ impl Engine {
         self.superversion.read().tree.versions.count()
     }
 
-    /// Whether a small batch that frees space may go even below `edit_room`, because no other batch is in memory and
+    /// Whether a small batch that frees space may go even below `edit_reserve`, because no other batch is in memory and
     /// no node is dirty: such batches can be flushed one after the other. Without this a store could not be emptied
     /// once edits have taken more than was reckoned (messages that reach full leaves split them).
     fn can_take_one_more(&self, wanted: u64) -> Result<bool> {

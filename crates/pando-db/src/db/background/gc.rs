@@ -142,7 +142,7 @@ impl Engine {
             Err(error) if error.is_damage() => (),
             Err(error) => return Err(error),
         }
-        let _turn = self.turn_with_room()?;
+        let _turn = self.lock_for_edit()?;
         let shrunk = or_unchanged(self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ()))?;
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.has_changed(shrunk);
@@ -167,7 +167,7 @@ impl Engine {
             other => other?,
         };
         let lowered = found && {
-            let _turn = self.turn_with_room()?;
+            let _turn = self.lock_for_edit()?;
             or_unchanged(self.edit_with(&cx, |edit| edit.lower(), |_| ()))?
         };
         let mut gc_progress = self.gc_progress.lock();
@@ -249,7 +249,7 @@ impl Engine {
 
     /// Pushes the deletes on the path to `key` down. Returns whether there were any.
     fn push_down_at(&self, key: &Bytes, which: Tombstones) -> Result<bool> {
-        let _turn = self.turn_with_room()?;
+        let _turn = self.lock_for_edit()?;
         or_unchanged(self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key, which), |_| ()))
     }
 

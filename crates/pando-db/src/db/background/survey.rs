@@ -97,7 +97,7 @@ impl Engine {
         let found = walk.survey.found();
         let most = EDIT_NODES.min(self.limits.edit_nodes).min(found.len());
         let some: Vec<_> = found.drain(..most).collect();
-        let _turn = self.turn_with_room()?;
+        let _turn = self.lock_for_edit()?;
         let changed = Cell::new(false);
         let change = |edit: &mut Edit<'_>| {
             for found in &some {

@@ -73,7 +73,7 @@ impl Engine {
             if !self.options.discard || self.options.read_only || self.check_running().is_err() {
                 return false;
             }
-            let keep = self.owed() + self.reserve() + self.working_room();
+            let keep = self.owed() + self.reserve() + self.working_space();
             let eager = self.options.discard_eagerly;
             // Nobody misses what was not given back; the space does not try again.
             self.space

@@ -129,8 +129,8 @@ impl Engine {
             drop(admitted);
             match tried {
                 Tried::Applied => return self.after_write(),
-                // The log has filled up since there was room: look again.
-                Tried::NoRoom => (),
+                // Other batches have filled the log since this one was admitted.
+                Tried::LogFull => (),
                 Tried::MayBeTooLong if refuted > MAX_REFUTED => return Err(too_long(MAX_KEY + 1)),
                 Tried::MayBeTooLong => {
                     refuted += 1;
@@ -222,7 +222,7 @@ impl Engine {
         };
         let (msn, end) = match appended {
             Ok(appended) => appended,
-            Err(AppendError::Full) => return Ok(Tried::NoRoom),
+            Err(AppendError::Full) => return Ok(Tried::LogFull),
             Err(other) => return Err(other.into()),
         };
         let mut active = match active {
@@ -329,8 +329,8 @@ impl Superversion {
 /// What trying to apply a batch came to.
 enum Tried {
     Applied,
-    /// The log has no room.
-    NoRoom,
+    /// The log is full.
+    LogFull,
     /// The bounds do not show that its clones make no key too long.
     MayBeTooLong,
 }

@@ -66,7 +66,7 @@ impl Engine {
                     before.ops = all;
                     continue;
                 }
-                Err(AppendError::Full) => return Ok(Tried::NoRoom),
+                Err(AppendError::Full) => return Ok(Tried::LogFull),
                 Err(other) => return Err(other.into()),
             };
             let ops = &newest;

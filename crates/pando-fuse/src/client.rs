@@ -1,7 +1,7 @@
 //! The tool's side of a control request: one ioctl on a directory of the mount.
 //!
-//! One of the three modules of the crate with `unsafe` (the others are `inside` and `transport::own::ring`): an ioctl
-//! cannot be made without.
+//! One of the three modules of the crate with `unsafe` (the others are `own_mount` and `transport::own::ring`): an
+//! ioctl cannot be made without.
 
 #![allow(unsafe_code)]
 

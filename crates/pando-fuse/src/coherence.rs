@@ -26,12 +26,12 @@ use crate::{
     creators::Creators,
     diffs::Diffs,
     dirty_limit::DirtyLimit,
-    inside::{Apart, Inside},
     interrupts::Interrupts,
     labels::Labels,
     listings::Listings,
     mountinfo,
     openers::Openers,
+    own_mount::{OwnMount, UnsharedFiles},
     own_threads::OwnThreads,
     past_pages::PastPages,
     pending_reports::PendingReports,
@@ -66,10 +66,11 @@ pub(crate) struct MountState {
     pub(crate) counters: Arc<Counters>,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
-    /// The server's own way into the mount, if it has one.
-    pub(crate) inside: OnceLock<Inside>,
-    /// The same, also where the kernel owns no times, so that nothing has to be told this way in passing.
-    pub(crate) way_in: OnceLock<Inside>,
+    /// The server's access to its own mount, if it may open files there by handle.
+    pub(crate) own_mount: OnceLock<OwnMount>,
+    /// The same, set only if the kernel caches writes and times. The server then uses its mount in passing too: to tell
+    /// the kernel times, and to have pages written out.
+    pub(crate) own_mount_unasked: OnceLock<OwnMount>,
     pub(crate) own_threads: OwnThreads,
     /// Callers that make small files one after the other.
     pub(crate) creators: Creators,
@@ -123,8 +124,8 @@ impl MountState {
             counters,
             interrupts: Arc::default(),
             notify: OnceLock::new(),
-            inside: OnceLock::new(),
-            way_in: OnceLock::new(),
+            own_mount: OnceLock::new(),
+            own_mount_unasked: OnceLock::new(),
             own_threads: OwnThreads::default(),
             creators: Creators::default(),
             openers: Openers::default(),
@@ -228,14 +229,14 @@ impl MountState {
         }
         waiting::announce();
         let mut left = files.clone();
-        if let Some(inside) = self.inside.get() {
-            match inside.write_out(&files, PATIENCE_TO_OPEN) {
+        if let Some(mount) = self.own_mount_unasked.get() {
+            match mount.write_out(&files, PATIENCE_TO_OPEN) {
                 Ok(failed) => left = failed,
                 Err(e) => log::warn!("no way into the mount: {e}"),
             }
         }
         // There is nothing else of pages that were refused, and are tried again through the way in.
-        if self.way_in.get().is_some() {
+        if self.own_mount.get().is_some() {
             left.retain(|ino| !self.refused.may_wait(*ino));
         }
         // Dropping the pages of an inode writes dirty ones first, one by one, and waits for that, which syncfs
@@ -336,18 +337,18 @@ impl MountState {
 
     /// Starts what tells a kernel that keeps what is written the times of writes that bypass it. Not for a request.
     pub(crate) fn start_telling_times(self: &Arc<Self>) {
-        if !self.caches.writeback() || self.inside.get().is_none() {
+        if !self.caches.writeback() || self.own_mount_unasked.get().is_none() {
             return;
         }
         let (shared, owned) = (Arc::downgrade(self), Arc::downgrade(self));
-        let give = move |apart: &Apart, ino| {
+        let give = move |unshared: &UnsharedFiles, ino| {
             let gone = || std::io::Error::from_raw_os_error(libc::ESTALE);
             let shared = shared.upgrade().ok_or_else(gone)?;
             let time = shared.fs.modified(ino).map_err(|_| gone())?;
-            let inside = shared.inside.get().ok_or_else(gone)?.clone();
+            let mount = shared.own_mount_unasked.get().ok_or_else(gone)?.clone();
             // What it may wait for is not to keep the file system.
             drop(shared);
-            inside.set_modified(apart, ino, time)
+            mount.set_modified(unshared, ino, time)
         };
         let owner = move |ino| owned.upgrade()?.fs.attr_in_memory(ino).ok().map(|attr| attr.uid);
         let started = self.times.start(give, owner);

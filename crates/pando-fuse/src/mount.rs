@@ -22,9 +22,8 @@ use crate::{
     dirty_limit::DirtyLimit,
     ender::Ender,
     error::Error,
-    guard,
-    inside::{self, Inside},
-    mountinfo,
+    guard, mountinfo,
+    own_mount::{self, OwnMount},
     server::Server,
     settings::{IoUring, Settings},
     transport::{
@@ -83,9 +82,9 @@ impl Mount {
         if let Some(limit) = device.as_deref().filter(|_| settings.writeback).and_then(DirtyLimit::new) {
             server.limit_dirty(limit);
         }
-        let inside = device.as_deref().and_then(|device| Inside::new(&dir, device));
-        if let Some(inside) = inside {
-            server.let_in(inside, session.awaits_answers_to_writes());
+        let own = device.as_deref().and_then(|device| OwnMount::new(&dir, device));
+        if let Some(own) = own {
+            server.set_own_mount(own, session.awaits_answers_to_writes());
         }
         server.start_policies(device.clone());
         Ok(Mount { session, dir, device, ender, counters })
@@ -142,7 +141,7 @@ impl Mount {
 /// Ends the process, when its mount has ended and the file system is closed: also if one of its threads waits for a
 /// program, nothing that its descriptors lock stays locked.
 pub fn exit(code: i32) -> ! {
-    inside::close_all();
+    own_mount::close_all();
     std::process::exit(code)
 }
 

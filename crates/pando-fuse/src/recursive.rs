@@ -28,7 +28,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::{
     caller::may_change_all,
     coherence::MountState,
-    inside::{Apart, Inside},
+    own_mount::{OwnMount, UnsharedFiles},
     proof::ProvenRights,
     transport::{Context, Errno, Outcome},
 };
@@ -133,7 +133,7 @@ impl MountState {
         if !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("tree".into()));
         }
-        let Some(way) = self.way_in.get() else {
+        let Some(way) = self.own_mount.get() else {
             return Err(pando_fs::Error::Unsupported("trees at once, without a way into the mount"));
         };
         // What was written before must not be taken for a change after it.
@@ -147,10 +147,10 @@ impl MountState {
         Ok(report.micros)
     }
 
-    /// Has the kernel take the attributes of all these inodes, in threads apart: one of them may wait for a program
-    /// that keeps an inode locked, and for as long as that likes. So what others have left is taken by another thread
-    /// then, and after some of these it is left as it is.
-    fn have_all_taken(self: &Arc<Self>, way: &Inside, report: &TreeChangeReport) {
+    /// Has the kernel take the attributes of all these inodes, in threads with descriptors of their own: one of them
+    /// may wait for a program that keeps an inode locked, and for as long as that likes. So what others have left is
+    /// taken by another thread then, and after some of these it is left as it is.
+    fn have_all_taken(self: &Arc<Self>, way: &OwnMount, report: &TreeChangeReport) {
         if report.known.is_empty() {
             return;
         }
@@ -171,9 +171,9 @@ impl MountState {
                 break;
             }
             let (mount, way, shared) = (self.clone(), way.clone(), taking.clone());
-            let name = "pando-inside".to_owned();
+            let name = "pando-own-mount".to_owned();
             let started = std::thread::Builder::new().name(name).spawn(move || {
-                let taken = Apart::become_so().and_then(|_| mount.take(&way, &shared));
+                let taken = UnsharedFiles::unshare().and_then(|_| mount.take(&way, &shared));
                 if let Err(e) = taken {
                     shared.stop(e);
                 }
@@ -202,17 +202,17 @@ impl MountState {
         takers.into_iter().for_each(|taker| drop(taker.join()));
     }
 
-    /// Takes one after the other of those that are left. In a thread apart, which cannot write to the log, nor read the
-    /// image: it has no descriptors of them.
-    fn take(&self, way: &Inside, taking: &Taking) -> io::Result<()> {
+    /// Takes one after the other of those that are left. In a thread with descriptors of its own, which cannot write
+    /// to the log, nor read the image: it has no descriptors of them.
+    fn take(&self, way: &OwnMount, taking: &Taking) -> io::Result<()> {
         let _own = self.own_threads.enter(&taking.late);
         let root = way.root()?;
         while let Some((ino, kind)) = taking.next() {
             let mtime = taking.mtime.filter(|_| kind == FileKind::Regular && self.caches.writeback());
-            let taken = match Inside::open_path(&root, ino) {
+            let taken = match OwnMount::open_path(&root, ino) {
                 // In case it is taken for another's: then the access time stays as it is.
                 Ok(file) => match self.fs.attr_in_memory(ino) {
-                    Ok(now) => Inside::set_times(&file, now.atime, mtime),
+                    Ok(now) => OwnMount::set_times(&file, now.atime, mtime),
                     Err(_) => Ok(()),
                 },
                 // It has been forgotten; or the answer that tells of it is on its way.

@@ -19,7 +19,7 @@ use crate::{
     copies,
     counters::{Counters, Kind},
     dirty_limit::DirtyLimit,
-    inside::Inside,
+    own_mount::OwnMount,
     proof::Fact,
     requests,
     transport::{
@@ -42,10 +42,14 @@ impl Server {
         Self { shared: Arc::new(MountState::new(fs, counters, stats, keeps)) }
     }
 
-    /// Gives the server its way into the mount; `always`: also for what it does without being asked. Not for a request.
-    pub(crate) fn let_in(&self, inside: Inside, always: bool) {
-        let first = self.shared.way_in.set(inside.clone()).is_ok();
-        assert!(first && (!always || self.shared.inside.set(inside).is_ok()), "a server has one mount");
+    /// Gives the server access to its own mount; with `always` also for what it does without being asked. Called once,
+    /// not for a request.
+    pub(crate) fn set_own_mount(&self, mount: OwnMount, always: bool) {
+        let first = self.shared.own_mount.set(mount.clone()).is_ok();
+        assert!(
+            first && (!always || self.shared.own_mount_unasked.set(mount).is_ok()),
+            "a server has one mount"
+        );
         self.shared.start_telling_times();
     }
 
@@ -567,7 +571,7 @@ impl Handler for Server {
             let reads = !self.fs().opened_write_only(FileHandle(handle));
             let token = self.shared.proofs.issue(c, ino, handle, reads);
             // Without a way into the mount all that the kernel keeps has to be written first, by the tool.
-            let value = self.shared.caches.writeback() && self.shared.inside.get().is_none();
+            let value = self.shared.caches.writeback() && self.shared.own_mount_unasked.get().is_none();
             let value = u64::from(value);
             let answer = |t: Token| Response { message: t.hex(), value, ..Response::default() }.encode();
             return Answer::Now(token.map(answer));

@@ -2,7 +2,7 @@
 //!
 //! With the write-back cache the kernel owns the times of regular files: it takes none from an answer, and it sets none
 //! for a direct write of a file that the server opened so. For such a write the server sets the time as a program would
-//! (`inside`), from a thread of its own, when a request asks for the attributes ([`Times::wait_until_known`]). That
+//! (`own_mount`), from a thread of its own, when a request asks for the attributes ([`Times::wait_until_known`]). That
 //! request waits for it, but not longer than [`TIME_PATIENCE`]: the kernel may hold a lock on the inode until the
 //! request is answered. The thread does nothing unasked: it opens the mount for it, which makes an unmount at that
 //! moment fail as busy.
@@ -33,7 +33,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     ending::{PATIENCE_AT_END, join_within},
-    inside::Apart,
+    own_mount::UnsharedFiles,
 };
 
 /// How long a question for attributes waits for the time to be given.
@@ -46,7 +46,7 @@ const MAX_WAITING_FOR_USER: usize = 4;
 const MAX_WAITING_IN_ALL: usize = 32;
 
 /// What gives the kernel the time that a file has now.
-type Give = Box<dyn Fn(&Apart, u64) -> io::Result<()> + Send + Sync>;
+type Give = Box<dyn Fn(&UnsharedFiles, u64) -> io::Result<()> + Send + Sync>;
 /// What says whose a file is.
 type Owner = Box<dyn Fn(u64) -> Option<u32> + Send + Sync>;
 
@@ -158,7 +158,7 @@ impl Times {
     /// mount has the kernel ask that mount's server. So this is not for a request, and no lock is held over it.
     pub(crate) fn start(
         self: &Arc<Self>,
-        give: impl Fn(&Apart, u64) -> io::Result<()> + Send + Sync + 'static,
+        give: impl Fn(&UnsharedFiles, u64) -> io::Result<()> + Send + Sync + 'static,
         owner: impl Fn(u64) -> Option<u32> + Send + Sync + 'static,
     ) -> io::Result<()> {
         let (tell, told) = mpsc::channel();
@@ -174,13 +174,14 @@ impl Times {
     fn start_thread(self: &Arc<Self>, told: impl FnOnce(io::Result<()>) + Send + 'static) -> io::Result<()> {
         let times = self.clone();
         let name = "pando-times".to_owned();
-        let thread = std::thread::Builder::new().name(name).spawn(move || match Apart::become_so() {
-            Ok(apart) => {
-                told(Ok(()));
-                times.work(&apart);
-            }
-            Err(e) => told(Err(e)),
-        })?;
+        let thread =
+            std::thread::Builder::new().name(name).spawn(move || match UnsharedFiles::unshare() {
+                Ok(unshared) => {
+                    told(Ok(()));
+                    times.work(&unshared);
+                }
+                Err(e) => told(Err(e)),
+            })?;
         let mut state = self.state.lock();
         state.threads.retain(|thread| !thread.is_finished());
         state.threads.push(thread);
@@ -305,14 +306,14 @@ impl Times {
     }
 
     /// What a thread does: it gives the times that somebody waits for, until another one takes over.
-    fn work(&self, apart: &Apart) {
+    fn work(&self, unshared: &UnsharedFiles) {
         let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let mut state = self.state.lock();
         state.starting = false;
         state.givers.push(Giver { thread: me, giving: None, replaced: false });
         while !state.ended && state.giver(me).is_some_and(|giver| !giver.replaced) {
             match self.next(&mut state) {
-                Some(ino) => self.give(&mut state, apart, (me, ino)),
+                Some(ino) => self.give(&mut state, unshared, (me, ino)),
                 None => {
                     self.any.store(!state.stale.is_empty(), Ordering::Release);
                     self.wanted.wait(&mut state);
@@ -337,13 +338,13 @@ impl Times {
         None
     }
 
-    fn give(&self, state: &mut MutexGuard<'_, TimesState>, apart: &Apart, (me, ino): (u32, u64)) {
+    fn give(&self, state: &mut MutexGuard<'_, TimesState>, unshared: &UnsharedFiles, (me, ino): (u32, u64)) {
         let Some((give, _)) = self.work.get() else { return };
         let writes = state.stale.get(&ino).map(|stale| stale.writes);
         if let Some(giver) = state.giver(me) {
             giver.giving = Some(Giving { ino, since: Instant::now(), overruled: false });
         }
-        let given = MutexGuard::unlocked(state, || give(apart, ino));
+        let given = MutexGuard::unlocked(state, || give(unshared, ino));
         if let Some(giver) = state.giver(me) {
             giver.giving = None;
         }

@@ -1,8 +1,8 @@
 //! Writes and what else changes bytes past the kernel's pages, and pages that it has written out and that did not fit.
 //!
 //! Guarantees what `refused` does. A page that is tried again is read from the page cache, by the server's own access
-//! to its mount (`inside`); where the page cache then asks the server for the page, the page was dropped and is lost. A
-//! server without that access has the kernel drop refused pages, so that readers see what is stored.
+//! to its mount (`own_mount`); where the page cache then asks the server for the page, the page was dropped and is
+//! lost. A server without that access has the kernel drop refused pages, so that readers see what is stored.
 
 use std::{
     ops::Range,
@@ -209,7 +209,7 @@ impl MountState {
     /// The kernel reads pages of a file, so it has dropped those of them that were refused. (Without access to its
     /// mount the server has them dropped itself.)
     pub(crate) fn pages_asked_for(&self, ino: u64, offset: u64, size: u32) {
-        if self.refused.any() && self.way_in.get().is_some() {
+        if self.refused.any() && self.own_mount.get().is_some() {
             self.refused.asked_for(ino, &(offset..offset.saturating_add(size.into())));
         }
     }
@@ -288,8 +288,8 @@ impl MountState {
     }
 
     fn try_again(&self) {
-        let mut read = |ino, range: &Range<u64>| match self.way_in.get() {
-            Some(inside) => inside.read_apart(ino, range, LOCKED_PAGE_PATIENCE),
+        let mut read = |ino, range: &Range<u64>| match self.own_mount.get() {
+            Some(mount) => mount.read(ino, range, LOCKED_PAGE_PATIENCE),
             // So readers see at least what is stored.
             None => {
                 self.tell(|n| n.forget_pages(ino, range.start, range.end - range.start));

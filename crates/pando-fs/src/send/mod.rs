@@ -3,14 +3,14 @@
 //! A stream holds what files are and hold, not how a store keeps them: a whole tree, or what to do to a tree that
 //! was received before. `frame` has the bytes of the stream (blocks, each compressed, checksummed, numbered and
 //! chained), `record` what stands in them, `sender` reads a tree, or a difference, and writes records, `receiver`
-//! does what records say to a tree. Both work on any tree behind the traits of `tree`; `inside` implements these
+//! does what records say to a tree. Both work on any tree behind the traits of `tree`; `fs_tree` implements these
 //! for an open file system.
 //!
 //! Guarantees: what a receiver has done came from blocks whose checksums and order were right; a stream that ends
 //! early, or goes on after its end, is an error; memory is bounded by a few blocks, whatever a stream says.
 
 mod frame;
-mod inside;
+mod fs_tree;
 mod plan;
 mod receiver;
 mod record;
@@ -20,7 +20,7 @@ mod tree;
 use std::io;
 
 pub use frame::{BLOCK_BYTES, BlockReader, BlockWriter, Header, Position};
-pub use inside::Inside;
+pub use fs_tree::FsTree;
 pub use receiver::{BlockOutcome, Receiver};
 pub use record::{StreamRecord, Totals};
 pub use sender::{Sender, StreamSize};

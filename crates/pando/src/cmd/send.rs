@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fs::{
     DiffOptions, FileChange, SnapshotId, SnapshotInfo,
-    send::{BlockWriter, Header, Inside, Position, Sender, SourceTree, StreamError, StreamSize},
+    send::{BlockWriter, FsTree, Header, Position, Sender, SourceTree, StreamError, StreamSize},
 };
 use pando_fuse::tool;
 
@@ -197,12 +197,12 @@ fn from_image(
     };
     let work = || -> Result<()> {
         let (info, top) = open(snapshot)?;
-        let tree = Inside::new(fs, top);
+        let tree = FsTree::new(fs, top);
         let Some(base) = base else { return write(args, fs.uuid(), snapshot, &info, &tree, None) };
         let (base_info, below) = open(base)?;
         let options = DiffOptions { ranges: true, no_renames: false };
         let changes = fs.diff(None, below, top, options)?.collect::<Result<Vec<_>, _>>()?;
-        let (before, links) = (Inside::new(fs, below), fs.has_links());
+        let (before, links) = (FsTree::new(fs, below), fs.has_links());
         write(
             args,
             fs.uuid(),

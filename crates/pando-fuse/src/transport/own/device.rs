@@ -22,7 +22,7 @@ use rustix::{
 };
 use zerocopy::IntoBytes;
 
-use crate::inside::apart;
+use crate::own_mount::with_unshared_files;
 use crate::transport::own::{
     ended::Ended,
     serve::{Agreed, Reply},
@@ -180,9 +180,9 @@ impl Device {
         match self.send(0, wire::NOTIFY_RETRIEVE, &[body.as_bytes()]) {
             // Not a regular file, or one that the kernel has forgotten.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
-                // A wait for an answer of this very process must not hold the connection's descriptor (see `inside`).
-                // The thread runs on the CPU of this one.
-                apart(|_| rustix::fs::statfs(&self.dir).map(drop))??;
+                // A wait for an answer of this very process must not hold the connection's descriptor (see
+                // `own_mount`). The thread runs on the CPU of this one.
+                with_unshared_files(|_| rustix::fs::statfs(&self.dir).map(drop))??;
                 Ok(())
             }
             result => result,

@@ -11,7 +11,7 @@
 //! further entries for others, also for those that the first cause.
 //!
 //! One of the three modules of the crate with `unsafe` (the others are `client`
-//! and `inside`): the kernel reads and writes the entries' memory.
+//! and `own_mount`): the kernel reads and writes the entries' memory.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A tree of an open file system as one that is sent, or received.
+//! A tree of an open file system, as the source or the target of a stream.
 
 use std::{
     cell::RefCell,
@@ -21,8 +21,8 @@ const LISTING_ENTRIES: usize = 1024;
 /// Bits of the mode of fallocate(2).
 const PUNCH_MODE: i32 = 1 | 2;
 
-/// The tree below a directory, as root sees it.
-pub struct Inside<'a> {
+/// The tree below a directory, with the rights of root.
+pub struct FsTree<'a> {
     fs: &'a Fs,
     top: Ino,
     caller: Caller,
@@ -75,7 +75,7 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-impl<'a> Inside<'a> {
+impl<'a> FsTree<'a> {
     /// The tree below the directory `top`, which the caller keeps referenced.
     pub fn new(fs: &'a Fs, top: Ino) -> Self {
         Self { fs, top, caller: Caller::root(), way: RefCell::default(), open: None }
@@ -153,13 +153,13 @@ impl<'a> Inside<'a> {
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for FsTree<'_> {
     fn drop(&mut self) {
         self.forget_way();
     }
 }
 
-impl SourceTree for Inside<'_> {
+impl SourceTree for FsTree<'_> {
     fn meta(&self, path: &[u8]) -> io::Result<FileMeta> {
         self.on(path, |attr| Ok(meta_of(attr)))
     }
@@ -232,7 +232,7 @@ impl SourceFile for HeldFile<'_> {
     }
 }
 
-impl TargetTree for Inside<'_> {
+impl TargetTree for FsTree<'_> {
     fn meta(&mut self, path: &[u8]) -> io::Result<FileMeta> {
         SourceTree::meta(self, path)
     }

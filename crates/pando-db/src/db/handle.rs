@@ -1,4 +1,4 @@
-//! The engine's public handle, [`Db`]: what each call does, in terms of the rooms below. Uses all of them.
+//! The engine's public handle, [`Db`]: each call in terms of the modules below. Uses all of them.
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
 

@@ -1,9 +1,9 @@
-//! The space budget: what is reserved on the device, what is promised to what is dirty, and what is left.
+//! The space budget: what is reserved on the device, what the dirty nodes and memtables will take, and what is left.
 //!
-//! A checkpoint writes what is dirty beside what the last one holds, and so do deletes: a reserve is kept back from
-//! ordinary writes, and a part of it even from deletes, for the edits that they lead to. Here is only reckoned: whoever
-//! finds too little waits, or makes a checkpoint, in a room above. May use: the state of the engine. No I/O, but that
-//! the medium is asked to back space.
+//! A checkpoint writes dirty nodes to new places while the last checkpoint still holds the old ones, so even a delete
+//! takes space before it frees any. Therefore a reserve is kept back from ordinary writes, and a part of it even from
+//! deletes, for the edits that these lead to. This module only computes: callers that find too little space wait or
+//! make a checkpoint. May use: the state of the engine. The only I/O: the medium is asked to back space.
 
 use std::sync::atomic::Ordering;
 

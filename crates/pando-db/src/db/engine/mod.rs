@@ -1,10 +1,10 @@
-//! The state of an open store, which all of `db` shares. What is done with it stands in the rooms above.
+//! The state of an open store, which all modules of `db` share. The modules above have what is done with it.
 //!
 //! Locks, in the order in which they may be taken: `last_deletes`, `collecting`, `checkpointing`, `flushing`,
 //! `building`, `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits
 //! for them only where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and
 //! `uuid`, which a backup asks for too. `building` and `superversion` are held for memory operations only. Each other
-//! lock of this room (`orphans`, `gc_yield`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the
+//! lock of the engine (`orphans`, `gc_yield`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the
 //! throttle, the space and the dirty nodes) is held for a moment.
 
 use std::{

@@ -1,8 +1,9 @@
-//! Structural work: flushing sealed tables into the DAG (here), reclaiming what nothing refers to (`reclaim`), and the
-//! edits that do both (`edit`).
+//! Structural work: flushing sealed memtables into the DAG (here), reclaiming nodes without references (`reclaim`),
+//! and the edits that do both (`edit`).
 //!
-//! One step at a time, under the `flushing` lock, each bounded; the result is published at once. A step that finds no
-//! room says so, and changes nothing: checkpoints, which give room, stand above.
+//! Work is done in bounded steps, one at a time under the lock `flushing`; the result of a step is published at once.
+//! A step that finds no space changes nothing and returns [`FlushStep::NeedsCheckpoint`]: checkpoints are made by the
+//! modules above.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -19,11 +20,12 @@ use crate::{
 pub(crate) mod edit;
 pub(crate) mod reclaim;
 
-/// Points, and bytes of them, that a waiting writer builds at once: a fraction of a millisecond.
+/// Points, a count, and their bytes that a waiting writer builds into pages at once: this takes a fraction of a
+/// millisecond.
 const BUILD_POINTS: usize = 512;
 const BUILD_BYTES: usize = 64 << 10;
 
-/// What a step of flushing came to.
+/// The result of a step of flushing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum FlushStep {

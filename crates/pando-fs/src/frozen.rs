@@ -1,8 +1,8 @@
-//! A directory as it is now, read-only, in a volume of its own: what a snapshot is, and the origin of a fork.
+//! Freezes a directory: a read-only clone in a volume of its own, which is a snapshot or the origin of a fork.
 //!
-//! The volume has a number that no other has had, and the directory is its root, the root of a lineage. What it takes
-//! is one prefix clone for entries, one for data, and one for extended attributes that lie outside of the record; none
-//! is larger for a larger tree. Files with several names are the business of whoever calls.
+//! The volume has a number that no other volume has had, and the directory is its root, and the root of a lineage.
+//! The clone is three operations, whatever the size of the tree: a prefix clone of the entries, one of the data, and
+//! one of the extended attributes outside the records. Callers have to handle files with several names themselves.
 
 use pando_db::Batch;
 

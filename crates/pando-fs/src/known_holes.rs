@@ -38,7 +38,8 @@ impl KnownHoles {
         self.0.as_ref()?.map.as_ref()
     }
 
-    /// The same, in which pieces that were read are put: of a file with this dense beginning and size.
+    /// The part of the map in memory, to which the caller adds pieces that it has read, for a file with this dense
+    /// beginning and size.
     pub(crate) fn part_mut(&mut self, dense: u64, size: u64) -> &mut BlockMap {
         let known = self.0.get_or_insert_default();
         let count = known.count.take().filter(|count| count.of == (dense, size));

@@ -96,7 +96,7 @@ impl Fs {
         match Self::on(db.clone(), &o) {
             Ok(fs) => Ok(fs),
             Err(e) => {
-                // Only the lock on the device matters now; the first error is the one to tell.
+                // Closing only releases the lock on the device. The caller gets the first error.
                 let _ = db.close();
                 Err(e)
             }
@@ -157,7 +157,7 @@ impl Fs {
                 o.read_only,
             )?,
             clone_ids: Counter::open(&db, "clone ids", counter::CLONE_IDS, 256, u64::MAX, o.read_only)?,
-            // One by one: people see these numbers.
+            // Reserved one by one, so that a crash skips none: users see these numbers.
             snapshot_numbers: Counter::open(
                 &db,
                 "snapshot numbers",

@@ -20,7 +20,7 @@ pub(crate) struct PlanMemory {
 /// What one plan takes of it, given back when dropped.
 pub(crate) struct PlanShare<'a> {
     of: &'a PlanMemory,
-    /// None for root, whose plans may take any.
+    /// The user whose plan this is; `None` for root, whose plans are not limited.
     owner: Option<u32>,
     bytes: Cell<usize>,
 }

@@ -143,7 +143,7 @@ impl Fs {
                         let what = "what is to be changed".into();
                         return Err(Error::Damaged { what, detail: "two of its directories are one" });
                     }
-                    attempts.spare = None; // wait with empty hands
+                    attempts.spare = None; // no lock is held while waiting for another
                     // Of the calls that have failed once, one at a time tries again, so that two cannot obstruct each
                     // other for ever.
                     if retrying.is_none() {

@@ -1,6 +1,6 @@
 //! How much memory the plans of users take together.
 //!
-//! Guarantees that those of one user other than root take no more than they may, however many he has made at the same
+//! Guarantees that the plans of one user other than root take no more than they may, however many are made at the same
 //! time.
 
 use std::{cell::Cell, collections::HashMap};

@@ -26,7 +26,7 @@ pub struct FsTree<'a> {
     fs: &'a Fs,
     top: Ino,
     caller: Caller,
-    /// The directories on the way to what was used last, without the top, each referenced.
+    /// The directories on the path that was used last, without the top, each with a reference.
     way: RefCell<Vec<(OsString, Ino)>>,
     /// The file that is written.
     open: Option<HeldFile<'a>>,
@@ -101,7 +101,7 @@ impl<'a> FsTree<'a> {
         Ok(ino)
     }
 
-    /// Lets go what is remembered of the way, which a change may make wrong.
+    /// Forgets the path that was used last, because a change may make it wrong.
     fn forget_way(&self) {
         for (_, ino) in self.way.take() {
             self.fs.forget(ino, 1);

@@ -1,7 +1,7 @@
-//! What belongs to directories below one that is rolled back: their snapshots, policies and forks.
+//! Snapshots, policies and forks of the directories below one that is rolled back.
 //!
-//! All directories there are new ones afterwards. One that had its place, and was the same, when the snapshot was made,
-//! keeps what belongs to it. What belongs to the other directories is removed with them.
+//! All directories there are new ones after the rollback. A directory that was the same, at the same path, when the
+//! snapshot was made keeps its snapshots, policy and forks. Those of other directories are removed with them.
 
 use std::collections::HashMap;
 
@@ -123,8 +123,8 @@ impl<'a> TwoStates<'a> {
         Ok(staying)
     }
 
-    /// The snapshots of directories below that are the same, held so that nobody else changes which there are. Costs
-    /// a cursor step and up to three point queries for each directory with snapshots.
+    /// The families of snapshots of directories below that stay the same, locked so that no other call changes them.
+    /// Costs a cursor step and up to three point queries for each directory with snapshots.
     pub(super) fn families(&mut self, tries: &mut Attempts) -> Result<Vec<FamilyBelow>, Obstacle> {
         let mut families = Vec::new();
         for (contents, source) in self.fs.snapshotted_below(self.contents)? {

@@ -1,8 +1,8 @@
-//! A mount: made, served, and unmounted.
+//! Mounts a file system, serves it, and unmounts it.
 //!
-//! [`Mount::new`] returns when the kernel has accepted the mount and requests
-//! queue up for [`Mount::serve`], which returns when the file system has been
-//! unmounted, by whomever. The file system is neither opened nor closed here.
+//! [`Mount::new`] returns when the kernel has accepted the mount and requests queue up for [`Mount::serve`], which
+//! returns when the file system has been unmounted, by any process. The file system is neither opened nor closed
+//! here.
 
 use std::{
     io,
@@ -72,7 +72,7 @@ impl Mount {
         let session = channel(ring, settings, &counters)
             .and_then(|channel| Session::new(server.clone(), fd, &dir, channel, wishes));
         let session = session.map_err(|source| {
-            // Without the handshake nobody will ever answer on this mount.
+            // Without the handshake no request on this mount would ever be answered.
             ender.force();
             Error::Io { path: dir.clone(), source }
         })?;
@@ -100,8 +100,8 @@ impl Mount {
         &self.dir
     }
 
-    /// The file by which [`guard::cut`] ends all calls on this mount, also when this process has been killed. Root may,
-    /// and the user who has mounted it.
+    /// The file by which [`guard::cut`] ends all calls on this mount, also when this process has been killed. Root
+    /// may open it, and the user who has mounted the file system.
     pub fn abort_file(&self) -> io::Result<OwnedFd> {
         guard::abort_file(self.device.as_deref().ok_or(io::ErrorKind::NotFound)?)
     }

@@ -290,7 +290,7 @@ struct PageWriter {
     files: Vec<u64>,
     told: mpsc::Receiver<PageStep>,
     thread: Begun,
-    /// The same thread, as one that closes files.
+    /// The same thread, counted among those that close files.
     closing: Begun,
 }
 

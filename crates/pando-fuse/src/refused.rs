@@ -1,4 +1,5 @@
-//! Pages that the kernel has written out and the server has refused, mostly for lack of room: they are tried again.
+//! Refused pages: pages that the kernel has written out and the server could not store, mostly for lack of space.
+//! They are stored again later.
 //!
 //! The kernel reports the error once, to the program that waits for such a page, and marks the page clean: readers see
 //! bytes that are stored nowhere, and the next sync finds nothing to do. A database that reads its log in this state

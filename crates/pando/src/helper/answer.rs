@@ -11,7 +11,7 @@ pub const MOUNT_FAILED: u8 = 32;
 
 /// Says what was wrong with the arguments, or prints help. mount(8) and its like show what is said on stderr.
 pub fn usage(error: &clap::Error, code: u8) -> u8 {
-    // There is nobody to tell that it could not be printed.
+    // A failure of printing cannot be reported.
     let _ = error.print();
     if error.use_stderr() { code } else { exit::OK }
 }

@@ -1,4 +1,4 @@
-//! Where a received tree is made, and how it appears: in an image that is not mounted. As `ground`, by the library.
+//! Receiving into an image that is not mounted: as `ground`, with calls of the library.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -124,7 +124,7 @@ impl Ground for InImage<'_> {
     }
 
     fn lock(&mut self) -> Result<()> {
-        // The image is locked. One that was begun and came to nothing has no tree.
+        // The image is locked. A receive that ended before its first record has no tree.
         self.top = self.fs.resolve(&self.place().join(&self.name)).ok().map(|attr| attr.ino);
         Ok(())
     }

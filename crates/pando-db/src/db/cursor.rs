@@ -94,7 +94,7 @@ pub struct Cursor {
     bounds: Option<Box<Span>>,
     /// What neither end has come to.
     rest: Option<Span>,
-    /// After an error: what could not be read, and the end that came to it.
+    /// After an error: the keys that could not be read, and the end of the cursor that met them.
     behind: Option<Box<(Span, Direction)>>,
     /// Where the ends are, by [`Direction`].
     segments: [Option<Box<ScanSegment>>; 2],
@@ -218,7 +218,7 @@ impl Cursor {
             .and_then(|(end, entry_run)| Some(self.segments[end as usize].as_ref()?.entry_run(entry_run))))
     }
 
-    /// The same: in the segment of which end it is, and in which of its entry runs.
+    /// Finds the next pair: the segment of that end, and the entry run in it.
     #[inline(never)]
     fn find(&mut self, direction: Direction) -> Result<Option<(Direction, Direction)>> {
         let other = direction.other();

@@ -46,7 +46,7 @@ impl RunBuilder {
         self.builder.push(key, msg);
     }
 
-    /// The same for entries of a page that was loaded.
+    /// Adds entries of a loaded page.
     fn push_some(&mut self, page: &PageRef, loaded: &Arc<Page>, mut entries: Range<usize>) {
         while !entries.is_empty() {
             entries.start += self.builder.push_some(loaded, &page.prefix, entries.clone(), self.target);
@@ -66,7 +66,7 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// The same for all of a run that lies behind all there is. Small pages are joined.
+    /// Adds a whole run that lies behind all entries so far. Small pages are merged.
     pub fn push_run(&mut self, run: &Run, pager: &Pager) -> Result<()> {
         for page in &run.pages {
             if page.raw as usize >= self.target / SMALL_FRACTION || page.is_placed() {
@@ -195,7 +195,7 @@ struct RunCursor<'a> {
 }
 
 impl<'a> RunCursor<'a> {
-    /// Of a run that is being merged with `other`.
+    /// The pages of `run` while it is merged with `other`.
     fn new(run: &'a Run, other: &'a Run, pager: &'a Pager) -> Self {
         let readahead = MergeReadahead::new(run, other, pager);
         let mut cursor = Self { run, readahead, page: 0, entry: 0, loaded: None, key: Vec::new() };

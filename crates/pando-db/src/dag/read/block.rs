@@ -59,7 +59,7 @@ pub(crate) enum Block {
         seen: PageLens,
     },
     Points(Arc<Vec<(Bytes, Msg)>>),
-    /// One pair that several sources have a part in; its key is the entry run's.
+    /// One pair that was computed from several sources; its key is that of the entry run.
     Resolved(Bytes),
 }
 
@@ -227,8 +227,8 @@ impl EntryRun {
         false
     }
 
-    /// The same for entry `i` if it is not a plain value in a page. No older message exists for its key, so this
-    /// message alone gives the value.
+    /// Takes entry `i`, which is no plain value in a page. No older message exists for its key, so this message alone
+    /// gives the value. False if the key is deleted.
     #[inline(never)]
     fn take_message(&mut self, i: usize, merge: &dyn Merge) -> bool {
         if let Block::Points(points) = &self.range.block

@@ -195,7 +195,7 @@ impl MergeSource {
         self.next[direction as usize].key = key;
     }
 
-    /// Takes the next entries up to `bound`, as far as they are at hand. None only at the end.
+    /// Takes the next entries up to `bound`, as far as they are in memory. Empty only at the end.
     pub fn take_part(
         &mut self,
         direction: Direction,

@@ -39,7 +39,7 @@ pub(crate) struct View {
     root: OnceLock<Handle>,
 }
 
-/// Upserts met on the way down, newest first, waiting for what they apply to.
+/// Upserts collected during the descent, newest first, until the value that they apply to is found.
 #[derive(Default)]
 struct Pending(Vec<Msg>);
 

@@ -168,7 +168,7 @@ fn visible(child: &Node, live: &Span, target: &Target) -> Range<usize> {
 mod tests {
     use crate::dag::tests::{edge, edit, interior};
 
-    /// Such an edge went, with all messages that waited there.
+    /// Such an edge was lost, with all messages that waited there.
     #[test]
     #[should_panic(expected = "a child is chosen for an edge that has none")]
     fn an_edge_without_a_child_is_not_dropped_with_its_messages() {

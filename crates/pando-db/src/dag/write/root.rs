@@ -1,4 +1,4 @@
-//! The root: taking an in-memory table in, growing by a level and shrinking again.
+//! The root: applying a memtable, growing by a level, and shrinking again.
 //!
 //! Everything enters the DAG here: the oldest sealed table, with its clones placed below the rest of it,
 //! becomes a layer of the root, and the limits of all nodes on the way down are restored. Works on an
@@ -50,7 +50,7 @@ impl Edit<'_> {
         Ok(any)
     }
 
-    /// Takes a layer in at the root, and restores all limits on the way down.
+    /// Adds a layer to the root, and restores the limits of all nodes on the way down.
     pub fn apply_to_root(&mut self, layer: Layer) -> Result<()> {
         let root = self.root_for(layer)?;
         self.fit_root(root)
@@ -93,7 +93,7 @@ impl Edit<'_> {
     /// Flushes on from a root that an earlier edit left with more than its limit, because it had become
     /// large; whether anything could be.
     pub fn relieve_root(&mut self) -> Result<bool> {
-        // It is looked at often, and nothing is worth flushing then as a rule.
+        // This is called often, and mostly there is nothing to flush.
         let root = self.peek(self.root)?;
         let before = pending(&root);
         if self.worth_flushing(&root)?.is_none() {
@@ -125,7 +125,7 @@ impl Edit<'_> {
         while parts.len() > 1 {
             self.grow_root()?;
             let mut top = self.load(self.root)?;
-            // Some parts may have sunk further than others.
+            // Some parts may be lower than others.
             top.height = top.height.max(parts.iter().map(|(_, part)| part.height).max().unwrap_or(0) + 1);
             let before = parts.len();
             let top = self.attach(top, 0, parts)?;

@@ -331,7 +331,7 @@ mod tests {
             )
         };
         assert_eq!([shrinks(100), shrinks(300)], [SpaceEffect::MayTake, SpaceEffect::Takes]);
-        // Both under a long path.
+        // Both keys are long paths.
         assert_eq!(by(&[delete(4000), put(4000)]), SpaceEffect::Frees);
         assert_eq!(by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), SpaceEffect::Takes);
         assert_eq!(by(&[Op::RenamePrefix(key(40), key(40)), delete(40)]), SpaceEffect::MayTake);

@@ -71,7 +71,7 @@ pub(crate) struct Engine {
     /// The published view of `superversion`, which readers take without its lock.
     pub views: SuperversionSlot,
     pub memtable_sizes: MemtableSizes,
-    /// Held by whoever changes the structure of the DAG.
+    /// Held while the structure of the DAG is changed.
     pub flushing: Mutex<()>,
     /// The last batch of the tree for which [`Engine::relieve_step`] has looked at its height.
     pub lowered_at: AtomicU64,
@@ -87,8 +87,8 @@ pub(crate) struct Engine {
     pub gc_progress: Mutex<GcProgress>,
     /// Held over I/O by the thread that collects garbage. Only [`Engine::settle`] waits for it.
     pub collecting: Mutex<()>,
-    /// Held by a delete that a full store takes into the last of what is kept back, until it is in memory; over I/O.
-    /// Taken before all others.
+    /// Held by a delete that a full store admits into the last part of the reserve, until it is in the memtable; over
+    /// I/O. Taken before all other locks.
     pub last_deletes: Mutex<LastDeletes>,
     pub next_id: AtomicU64,
     pub dirty: Dirty,
@@ -139,12 +139,13 @@ pub(crate) struct EngineCounters {
     pub freed: AtomicBool,
     /// Nodes that were taken out because nothing refers to them any more.
     pub reclaimed: AtomicU64,
-    /// They have been: the next checkpoint that is asked for gives their space back, and is made in any case.
+    /// A call of `settle` has reclaimed nodes: the next checkpoint that is asked for frees their space, and is made
+    /// in any case.
     pub settled: AtomicBool,
 }
 
 impl EngineCounters {
-    /// Notes that there may be space to give back, if one of the operations can leave any behind.
+    /// Notes that there may be space to free, if one of the operations can delete anything.
     pub fn note_deletes(&self, ops: &[Op]) {
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.deletes.store(true, Ordering::Relaxed);
@@ -190,7 +191,7 @@ impl Engine {
         self.views.view(&self.superversion)
     }
 
-    /// Reads such a view, and lets go of it: see [`SuperversionSlot::with_view`].
+    /// Calls `read` with such a view: see [`SuperversionSlot::with_view`].
     pub fn with_view<T>(&self, read: impl FnOnce(&View) -> T) -> T {
         self.views.with_view(&self.superversion, read)
     }

@@ -82,7 +82,7 @@ impl Engine {
         loop {
             let admitted = self.admit(&unlogged, effect)?;
             let applied = self.change(|superversion| {
-                // It has a number, as any batch.
+                // The record is empty, but gives the batch its number.
                 let (msn, end) = match self.log.append(&[&unlogged.payload]) {
                     Ok(appended) => appended,
                     Err(AppendError::Full) => return Ok(false),
@@ -160,7 +160,7 @@ impl Engine {
         self.change(|superversion| {
             superversion.seal_for(batch.ops());
             let mut active = match batch.ops().iter().any(|op| clone_of(op).is_some()) {
-                // It was let in once, over tables that may have been cut elsewhere.
+                // The batch was admitted before, over memtables that may have been sealed at other places.
                 true => match self.applied(superversion, batch.ops(), usize::MAX, Lengths::Replayed)? {
                     Some(active) => active,
                     None => unreachable!("what was let in once is not judged by its length"),
@@ -326,7 +326,7 @@ impl Superversion {
     }
 }
 
-/// What trying to apply a batch came to.
+/// The result of an attempt to apply a batch.
 enum Tried {
     Applied,
     /// The log is full.
@@ -394,7 +394,7 @@ mod tests {
 
     use crate::{CreateOptions, Db, Options, device::MemDevice, locks::taken};
 
-    /// As the head of this file says.
+    /// The numbers are those in the header of this file.
     #[test]
     fn a_small_write_takes_two_locks() {
         let device = Arc::new(MemDevice::new(64 << 20));

@@ -43,8 +43,8 @@ impl UpdateMsg {
     }
 }
 
-/// One list of updates equal to `newer` over `older`. Both are disjoint and ascending. Pieces that touch
-/// and say the same become one.
+/// One list of updates equal to `newer` over `older`. Both are disjoint and ascending. Touching pieces with the same
+/// operations become one.
 pub(crate) fn compose(older: &[UpdateMsg], newer: &[UpdateMsg], merge: &dyn Merge) -> Vec<UpdateMsg> {
     if older.is_empty() || newer.is_empty() {
         return [older, newer].concat();

@@ -27,7 +27,7 @@ type Units = [u64; CHUNK_UNITS / 64];
 /// The free units that an allocation may be cut from.
 #[derive(Clone, Copy)]
 pub(crate) enum Free {
-    /// Those that are in memory: the kernel has not got them back.
+    /// Units in memory: they were not returned to the kernel.
     Idle = 0,
     Any = 1,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Chunk {
     map: ManuallyDrop<MmapMut>,
     base: NonNull<u8>,
     taken: Units,
-    /// Not taken and not in memory: never used, or given back to the kernel.
+    /// Units that are neither taken nor in memory: never used, or returned to the kernel.
     released: Units,
     taken_count: usize,
     released_count: usize,

@@ -38,9 +38,9 @@ const STALE_PLACES: usize = 64;
 enum Slot {
     /// Somebody reads it, and so many threads wait for that.
     Reading(usize),
-    /// It was read ahead; `once`: and is asked for once as a rule.
+    /// The page was read ahead; with `once` it is mostly needed once only.
     Ahead { page: Arc<Page>, once: bool },
-    /// It was read ahead, and has been asked for.
+    /// The page was read ahead, and a thread has taken it.
     Passing(Arc<Page>),
 }
 
@@ -66,10 +66,10 @@ pub(super) struct InFlight {
 
 /// What [`InFlight::claim`] has come to.
 pub(super) enum Claimed<'i> {
-    /// It was read ahead. [`InFlight::taken`] is to be called when it is where others find it. If it is asked for
-    /// `once`, [`InFlight::retire`] may be called instead.
+    /// The page was read ahead. The caller calls [`InFlight::taken`] when it is in the cache. With `once` it may call
+    /// [`InFlight::retire`] instead.
     Ahead { page: Arc<Page>, once: bool },
-    /// It was read ahead, and was not worth a place in the cache.
+    /// The page was read ahead, and is not cached.
     Passing(Arc<Page>),
     /// Somebody was reading it and has come to an end: it may be in the cache now.
     Ended,
@@ -99,7 +99,7 @@ impl InFlight {
         self.limit.load(Relaxed)
     }
 
-    /// Asks for a piece that is not in the cache. Waits while somebody reads it.
+    /// Claims a piece that is not in the cache. Waits while another thread reads it.
     pub fn claim(&self, key: CacheKey) -> Claimed<'_> {
         let mut state = self.state.lock();
         match state.slots.get(&key) {
@@ -124,8 +124,8 @@ impl InFlight {
         }
     }
 
-    /// Claims the first of `keys`, and those behind it up to one that somebody reads or that was read ahead.
-    /// Waits for nobody.
+    /// Claims the first of `keys`, and those behind it up to one that another thread reads or that was read ahead.
+    /// Never waits.
     pub fn claim_first(&self, keys: impl Iterator<Item = CacheKey>) -> Claim<'_> {
         let mut state = self.state.lock();
         let mut claim = Claim { of: self, keys: Vec::new() };
@@ -139,7 +139,7 @@ impl InFlight {
         claim
     }
 
-    /// Whether somebody reads the piece, or it was read ahead.
+    /// Whether a thread reads the piece, or it was read ahead.
     pub fn knows(&self, key: &CacheKey) -> bool {
         self.state.lock().slots.contains_key(key)
     }
@@ -157,7 +157,7 @@ impl InFlight {
         }
     }
 
-    /// A page that was read ahead has been asked for, and goes when others have been.
+    /// Notes that a page that was read ahead was taken: it is dropped when enough other pages were taken.
     pub fn retire(&self, key: CacheKey) {
         let mut gone = Vec::new();
         let mut state = self.state.lock();
@@ -254,7 +254,7 @@ impl Claim<'_> {
 }
 
 impl InFlight {
-    /// Ends the reads that are not kept by then.
+    /// Ends claims whose pieces were not stored.
     fn end(&self, keys: &[CacheKey]) {
         if keys.is_empty() {
             return;

@@ -135,12 +135,12 @@ pub(crate) struct EngineCounters {
     pub deletes: AtomicBool,
     /// Something was deleted since the last walk beside writes began.
     pub deletes_beside: AtomicBool,
-    /// Enough was taken out beside other work for a checkpoint that gives it back.
+    /// Garbage collection beside writes has freed enough for a checkpoint.
     pub freed: AtomicBool,
-    /// Nodes that were taken out because nothing refers to them any more.
+    /// Nodes without references that were reclaimed, a count.
     pub reclaimed: AtomicU64,
-    /// A call of `settle` has reclaimed nodes: the next checkpoint that is asked for frees their space, and is made
-    /// in any case.
+    /// Garbage collection of an idle store has ended: the next checkpoint that is asked for frees the space, and is
+    /// made in any case.
     pub settled: AtomicBool,
 }
 

@@ -40,9 +40,9 @@ pub struct Stats {
     pub page_memory_in_use: u64,
     /// Whether requests go past the host's caches: see [`Device::is_direct`](crate::device::Device::is_direct).
     pub direct_io: bool,
-    /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
+    /// Bytes of nodes changed since the last checkpoint, and of the memtables.
     pub dirty: u64,
-    /// Of these, bytes of the in-memory tables.
+    /// Of these, bytes of the memtables.
     pub tables: u64,
     /// Budget of the cache.
     pub cache_budget: u64,

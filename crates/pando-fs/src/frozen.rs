@@ -14,14 +14,14 @@ use crate::{
 };
 
 impl Fs {
-    /// A number for a volume. No I/O but for one number of a few thousand.
+    /// A new number for a volume. I/O only for one number of a few thousand.
     pub(crate) fn fresh_volume(&self) -> Result<u32> {
         let taken = self.snapshot_numbers.take(&self.db)?;
         u32::try_from(taken).map_err(|_| Error::Exhausted("snapshot numbers"))
     }
 
-    /// Adds to the batch that the volume `number` has what the directory with the contents prefix `contents` is at this
-    /// place of the batch. `entry` is the path of its entry, and `record` what it has there.
+    /// Adds the clone to a batch: the volume `number` gets the directory with the contents prefix `contents`, as it
+    /// is at this place in the batch. `entry` is the path of its entry, and `record` its record there.
     pub(crate) fn freeze(
         &self,
         batch: &mut Batch,
@@ -39,7 +39,7 @@ impl Fs {
         self.put_frozen_root(batch, number, record)
     }
 
-    /// Adds the record of the root of a volume, by that which the directory has.
+    /// Adds the record of the root of a volume, made from that of the directory.
     pub(crate) fn put_frozen_root(&self, batch: &mut Batch, number: u32, record: &Record) -> Result<()> {
         let root = Record { clone_id: self.fresh_clone()?, pin: None, ..record.clone() };
         batch.put(path::meta(&path::snapshot(number)), root.encode());

@@ -1,7 +1,7 @@
 //! Updates: messages that change every value in a range of keys and create none
 //! (range-upserts, what a recursive `chmod` becomes).
 //!
-//! Two rules make them cheap to flush. In a layer (and in the in-memory table)
+//! Two rules make them cheap to flush. In a layer (and in the memtable)
 //! a point is *complete*: it includes what the updates of its layer do to its
 //! key, so they apply only to keys without a point there. And updates are newer
 //! than the range messages of their layer, so a newer range message simply

@@ -6,8 +6,8 @@
 //! first, so that the nodes above find lower children. If no more nodes can be lowered so and the DAG is still much
 //! too tall, its tallest path is lowered.
 //!
-//! Guarantees: a step changes a bounded number of nodes and makes at least one of them lower and none higher, and
-//! what it makes is lower than what it is made for, so the steps end. A node stays higher than the targets of the
+//! Guarantees: a step changes a bounded number of nodes, lowers at least one of them and makes none higher; new nodes
+//! are lower than the node that they are made for. So the steps end. A node stays higher than the targets of the
 //! Gotos that rest above it. I/O: headers of tall nodes and of their children, and pages at the borders of the ranges
 //! that are shown of these.
 
@@ -15,12 +15,12 @@ use std::{cmp::Reverse, collections::BTreeMap};
 
 use crate::{dag::edit::Edit, error::Result, node::NodeId};
 
-/// Tall nodes that one step looks at.
+/// Tall nodes that one step reads, a count.
 const MAX_TALL_NODES: usize = 2048;
 
 impl Edit<'_> {
-    /// Makes some nodes above the limit of tall ones lower; whether there were any that could be. Nothing may wait to
-    /// be reclaimed, and nothing is done where something cannot be read.
+    /// Lowers some of the tall nodes. Returns whether any could be lowered. No node may wait to be reclaimed. Nodes
+    /// below which something cannot be read stay as they are.
     pub fn lower(&mut self) -> Result<bool> {
         if self.height(self.root)? <= self.cx.limits.tall || self.cx.pager.knows_damage() {
             return Ok(false);
@@ -35,8 +35,8 @@ impl Edit<'_> {
         if any { Ok(true) } else { self.lower_above(0) }
     }
 
-    /// The nodes above the limit of tall ones, lowest first, each with the least height that Gotos allow which rest
-    /// above it. If there are many, the tallest.
+    /// The tall nodes, lowest first, each with the least height that the Gotos above it allow. If there are many,
+    /// only the tallest.
     fn tall_nodes(&self) -> Result<Vec<(NodeId, u8)>> {
         let mut queue = BTreeMap::from([((Reverse(self.height(self.root)?), self.root), 0)]);
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Garbage collection: taking out of the DAG what nothing shows any more.
+//! Garbage collection: removing from the DAG what no reader can see.
 //!
 //! `pushdown` flushes deletes down to where they free something; beside writers only where `cost_benefit` says that it
 //! pays. `prune` removes from shared nodes what no path shows; `lower` removes levels, and `collapse` replaces tall

@@ -1,6 +1,6 @@
 //! Blocks: sorted messages at hand, and entry runs through them.
 //!
-//! A block is a page seen from the root, or some points of an in-memory table.
+//! A block is a page seen from the root, or some points of a memtable.
 //! An [`EntryRun`] is a piece of a block about which nothing else has anything to
 //! say, so that it is walked entry by entry without comparing anything. A step
 //! along an entry run allocates nothing and counts no reference: the key is put

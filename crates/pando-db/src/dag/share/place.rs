@@ -1,4 +1,4 @@
-//! Placing clones: the clones of an in-memory table get the nodes of their
+//! Placing clones: the clones of a memtable get the nodes of their
 //! sources (FAST'20 section 3, "To clone all keys with prefix s to new keys with
 //! prefix p").
 //!

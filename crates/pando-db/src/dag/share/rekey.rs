@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl Node {
-    /// This node as its edge over `live` to `target` shows it, with local keys `k[strip..]`.
-    /// I/O: pages on the fringe of what is visible.
+    /// This node as an edge over `live` to `target` shows it, with local keys `k[strip..]`.
+    /// I/O: pages at the borders of what is visible.
     pub fn simple(self, live: &Span, target: &Target, pager: &Pager) -> Result<Node> {
         let image = Lens::of_edge(live, &target.prepend).apply_span(live);
         if !self.span.covers(&image) {

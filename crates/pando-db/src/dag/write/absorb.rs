@@ -13,10 +13,10 @@ use crate::{
 };
 
 impl Edit<'_> {
-    /// `node` with `layer` on top of all it holds.
+    /// `node` with `layer` over all that it holds.
     pub fn absorb(&self, mut node: Node, mut layer: Layer) -> Result<Node> {
-        // What lies outside would be lost as the layer is cut into the parts of edges. The span of a node comes
-        // from the device, so it may be a false one.
+        // Messages outside the span would be lost when the layer is cut into the parts of edges. The span of a node
+        // comes from the device, so it may be wrong.
         let ends = [layer.run.pages.first(), layer.run.pages.last()];
         let is_inside = ends.into_iter().flatten().all(|page| page.is_inside(&node.span))
             && layer.updates.iter().all(|u| node.span.covers(&u.span));

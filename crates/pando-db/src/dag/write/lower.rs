@@ -19,9 +19,10 @@ use crate::{
     node::{Body, Edge, Node, NodeId},
 };
 
-/// Levels above a tall one from which on a node is lowered beyond the width of others, and a DAG while it is written.
+/// From so many levels above the height of a tall node on, a node is lowered even if it becomes wider than others,
+/// and a DAG is lowered while it is written to.
 const TOO_TALL_LEVELS: u8 = 4;
-/// Edges that such a node takes over, as a multiple of the fanout.
+/// Most edges that such a node takes over, as a multiple of the fanout.
 const WIDE_FACTOR: usize = 8;
 
 impl Edit<'_> {
@@ -72,7 +73,7 @@ impl Edit<'_> {
                 Some(above) => self.may_be_lowered_below(*above, id)?,
                 None => id == self.root,
             };
-            // Most nodes are only looked at.
+            // Most nodes are only read.
             let Some(node) = or_if_damaged(self.peek(id).map(Some), None)?.filter(|_| may) else { continue };
             if self.height_needed(&node)? < node.height {
                 self.put(id, self.lowest(self.load(id)?)?)?;
@@ -81,7 +82,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// True if node `above` refers to `id`, and no Goto waits there that has to rest above it.
+    /// True if node `above` has an edge to `id`, and no Goto rests at that edge.
     fn may_be_lowered_below(&self, above: NodeId, id: NodeId) -> Result<bool> {
         if !self.exists(above) {
             return Ok(false);
@@ -91,7 +92,7 @@ impl Edit<'_> {
         Ok(edges.next().is_some_and(|edge| !edge.holds_gotos()) && edges.next().is_none())
     }
 
-    /// The least height of the child of an edge: above what the Gotos lead to that rest there.
+    /// The least height of the child of an edge: higher than the targets of the Gotos that rest there.
     pub(crate) fn least_below(&self, edge: &Edge) -> Result<u8> {
         let mut least = 0;
         for target in edge.layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref()) {

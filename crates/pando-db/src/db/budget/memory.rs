@@ -1,6 +1,6 @@
 //! The memory budget: how the parts of a store share it.
 //!
-//! There is one budget, [`crate::Options::cache_bytes`], for three parts. In-memory tables and dirty nodes come
+//! There is one budget, [`crate::Options::cache_bytes`], for three parts. Memtables and dirty nodes come
 //! first, each up to a limit of its own, because their contents cannot be dropped. The cache of clean pages has what
 //! these two leave, less the memory that an edit of the DAG may need and half of the tables' size (the heap keeps
 //! that much beside them), but always a quarter of the budget. A store that is only read has all of it as cache.
@@ -13,7 +13,7 @@
 
 use crate::{dag::tree::MIN_EDIT_NODES, db::engine::Engine};
 
-/// Sealed in-memory tables that may wait for the flusher before writers wait too. Many small ones rather than
+/// Sealed memtables that may wait for the flusher before writers wait too. Many small ones rather than
 /// a few large ones in the same memory: the flusher has work sooner, and does not stand still while one fills
 /// up.
 pub(crate) const MAX_SEALED_TABLES: usize = 6;
@@ -22,7 +22,7 @@ pub(crate) const MAX_SEALED_TABLES: usize = 6;
 pub(crate) const MAX_SMALL_SEALED_TABLES: usize = 64;
 /// The limit for a clone, which does not wait behind writers that fill tables.
 pub(crate) const MAX_SEALED_TABLES_FOR_CLONES: usize = 2 * MAX_SMALL_SEALED_TABLES;
-/// Part (1/n) of the budget that one in-memory table may have.
+/// Part (1/n) of the budget that one memtable may have.
 const TABLE_SHARE: u64 = 28;
 /// Part (1/n) of the budget that all tables together may have.
 const TABLES_SHARE: u64 = 4;

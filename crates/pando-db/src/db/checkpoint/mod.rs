@@ -79,7 +79,7 @@ impl Engine {
     }
 
     /// Makes what has reached the DAG part of a durable checkpoint, if that is still `wanted` when no other
-    /// one is being made any more. In-memory tables stay as they are: the log holds them, and one that is
+    /// one is being made any more. Memtables stay as they are: the log holds them, and one that is
     /// cut short is as much work below as a full one.
     pub fn checkpoint_nodes(&self, wanted: impl Fn(&Engine) -> bool) -> Result<()> {
         let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());

@@ -184,7 +184,7 @@ impl SuperversionSlot {
         }
     }
 
-    /// A consistent view of everything written so far. O(1), or O(number of in-memory tables) after a write.
+    /// A consistent view of everything written so far. O(1), or O(number of memtables) after a write.
     pub fn view(&self, superversion: &RwLock<Superversion>) -> Arc<View> {
         self.mark();
         self.slot.load_full().unwrap_or_else(|| self.fresh_view(superversion))

@@ -1,11 +1,11 @@
 //! The proof that a clone or rename to a longer prefix makes no key longer than [`MAX_KEY`].
 //!
-//! Under the superversion's lock only bounds are looked at, which are in memory: of the root, and of the in-memory
-//! tables where they speak of the source. That admits nearly every clone. Where it does not, the batch is tried on a
-//! view, beside all writers, with a search for a longer key that has a value (`dag/longest.rs`): one refuses the batch,
-//! as of that view. If there is none, the batch goes back to the lock with a [`Proof`], which stands as long as no
-//! batch since the view may have put a longer key under its sources. Each batch says so when it is applied, since the
-//! table that it went into may be flushed by the time that the proof is asked for. Replay never asks.
+//! Under the superversion's lock only bounds are looked at, which are in memory: of the root, and of the memtables
+//! that have messages for the source. That admits nearly every clone. Where it does not, the batch is tried on a
+//! view, beside all writers, with a search for a longer key that has a value (`dag/longest.rs`): one refuses the
+//! batch, as of that view. If there is none, the batch goes back to the lock with a [`Proof`], which stands as long
+//! as no batch since the view may have put a longer key under its sources. Each batch says so when it is applied,
+//! since the table that it went into may be flushed by the time that the proof is asked for. Replay never asks.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The write path: batches into the log and the in-memory table, clones included.
+//! The write path: batches into the log and the memtable, clones included.
 //!
 //! A batch is applied under the superversion's lock, in memory, so it is atomic whatever
 //! it holds. Under that lock no operation reads the DAG or waits for it: a clone names keys of
@@ -42,7 +42,7 @@ mod try_coalesce;
 
 /// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
 /// table is sealed before the batch.
-const MAX_CARRY_BYTES: usize = 4 << 10;
+const MAX_CLONE_COPY_BYTES: usize = 4 << 10;
 /// Times that what was shown of the length of keys beside all writers may be made untrue by them. Each time
 /// one of them has put a longer key below a source, so after that the batch is refused as of one of these
 /// moments: to show it under the lock would take I/O there.
@@ -303,8 +303,8 @@ impl Superversion {
                 self.active.has_points(&Span::prefix(prefix.clone()), MAX_CHANGED_POINTS)
             }
             op => clone_of(op).is_some_and(|(src, _)| {
-                copied += self.active.bytes_in(&Span::prefix(src.clone()), MAX_CARRY_BYTES);
-                copied > MAX_CARRY_BYTES
+                copied += self.active.bytes_in(&Span::prefix(src.clone()), MAX_CLONE_COPY_BYTES);
+                copied > MAX_CLONE_COPY_BYTES
             }),
         });
         if much {

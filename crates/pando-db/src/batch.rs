@@ -35,7 +35,7 @@ pub enum Op {
 pub struct Batch {
     pub(crate) ops: Vec<Op>,
     expected: Expected,
-    joinable: bool,
+    coalescible: bool,
     effect: Effect,
 }
 
@@ -145,18 +145,19 @@ impl Batch {
         self
     }
 
-    /// Lets the store make one batch of this one and those right before and behind it that allow it too, as long as
-    /// they wait in memory to be logged: then a crash leaves all of them or none. For small changes of the same
-    /// few keys that follow each other closely, such as the parts of a value that grows: only what they come
-    /// to is written. Batches that expect something, or change ranges of keys, are never joined.
-    pub fn joinable(&mut self) -> &mut Self {
-        self.joinable = true;
+    /// Lets the store coalesce this batch with the ones right before and after it that allow it too, while they wait in
+    /// memory to be logged: they share a record of the log then, so a crash leaves all of them or none. Meant for small
+    /// changes of the same few keys that follow each other closely, such as the parts of a value that grows: only their
+    /// result is written. Batches that expect something, or change ranges of keys, are never coalesced.
+    #[doc(alias = "joinable")]
+    pub fn may_coalesce(&mut self) -> &mut Self {
+        self.coalescible = true;
         self
     }
 
-    /// Whether the batch may be made one with its neighbours.
-    pub(crate) fn may_be_joined(&self) -> bool {
-        self.joinable && self.expected.is_nothing()
+    /// Whether the batch may be coalesced with its neighbours.
+    pub(crate) fn can_be_coalesced(&self) -> bool {
+        self.coalescible && self.expected.is_nothing()
     }
 
     /// Says that what the batch puts takes less space than what was there before, as an operation that cuts a value

@@ -90,7 +90,7 @@ pub enum Error {
     /// a cursor of it keeps it open too.
     #[error("the store is open already, here or in another process")]
     Locked,
-    /// Who asked has asked to stop: see [`crate::Diff::stop_on`].
+    /// The caller has asked to stop: see [`crate::Diff::stop_on`].
     #[error("it was stopped")]
     Interrupted,
     /// A parameter out of its range.
@@ -112,7 +112,7 @@ impl Error {
         Error::Corrupt { what, offset, detail: detail.into() }
     }
 
-    /// The same, which tells what file or device it is about.
+    /// The error with the file or device that it is about.
     pub(crate) fn of(self, path: &Path) -> Self {
         match self {
             Error::Io { action, offset, source } => {
@@ -155,7 +155,7 @@ pub(crate) fn or_if_damaged<T>(outcome: Result<T>, otherwise: T) -> Result<T> {
     }
 }
 
-/// What is told of the value that was found; not the value, which may be long or secret.
+/// The description of the value that was found, without the value itself, which may be long or secret.
 fn conflict(found: &Option<Bytes>) -> String {
     match found {
         Some(value) => format!("has a value that was not expected ({} bytes)", value.len()),

@@ -64,7 +64,7 @@ setters! { CreateOptions:
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Codec {
-    /// Not at all: for data that is compressed already.
+    /// No compression: for data that is compressed already.
     None,
     /// Fast, and half of the size for text.
     #[default]

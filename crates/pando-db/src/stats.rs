@@ -40,9 +40,9 @@ pub struct Stats {
     pub page_memory_in_use: u64,
     /// Whether requests go past the host's caches: see [`Device::is_direct`](crate::device::Device::is_direct).
     pub direct_io: bool,
-    /// Bytes of nodes changed since the last checkpoint, and of the in-memory tables.
+    /// Bytes of nodes changed since the last checkpoint, and of the memtables.
     pub dirty: u64,
-    /// Of these, bytes of the in-memory tables.
+    /// Of these, bytes of the memtables.
     pub tables: u64,
     /// Budget of the cache.
     pub cache_budget: u64,
@@ -62,13 +62,14 @@ pub struct Stats {
     /// Batches whose clones made a search for long keys necessary since open: bounds did not show that all
     /// stay within [`crate::MAX_KEY`].
     pub length_searches: u64,
-    /// Batches since open that were made one with the batch before: see [`crate::Batch::joinable`].
-    pub batches_joined: u64,
+    /// Batches since open that were coalesced with the batch before: see [`crate::Batch::may_coalesce`].
+    #[doc(alias = "batches_joined")]
+    pub batches_coalesced: u64,
     /// Edges of nodes and messages about ranges of keys that structural work went through since open, and messages
     /// in memory that clones copied, each time they did: what bursts of clones and deletes cost the processor.
     pub items_handled: u64,
-    /// Keys that cursors came by since open, on the way to the next pair, of which nothing was left: deletes
-    /// that wait to be carried down.
+    /// Deleted keys that cursors have skipped since open, on the way to the next pair: their deletes wait to be
+    /// pushed down.
     pub deletes_passed: u64,
     /// Pieces found in the cache since open.
     pub cache_hits: u64,

@@ -1,12 +1,12 @@
-//! Tells a thread that a call of it is about to wait, before it does.
+//! Announcements: a thread can register a function that is called before the thread waits in a call.
 //!
-//! Whoever runs many calls on few threads, as a server does, can then let another thread go on with the others. A
-//! thread says once what it wants to be told ([`on_wait`]), and is told in its own calls ([`announce`]) before each
-//! that may last: a request to the device, a wait for room, for a flush, for what another thread reads, or for a lock
-//! that is held over any of these. It may be told in vain (the device answers from memory), and several times in a
-//! call. Threads that asked for nothing pay the look at a thread-local variable.
+//! A server that runs many calls on few threads can then continue with other calls on another thread. A thread
+//! registers its function once ([`on_wait`]). The engine calls it ([`announce`]) before each wait that may be long: a
+//! request to the device, a wait for space, for a flush, for a read of another thread, or for a lock that is held
+//! over any of these. It may be called in vain (the device answers from memory), and several times in a call. Threads
+//! without such a function pay for a check of a thread-local variable.
 //!
-//! Guarantees nothing about waits that last no longer than a change in memory. May use: nothing.
+//! Waits that last only as long as a change in memory are not announced. May use: nothing.
 
 use std::cell::RefCell;
 
@@ -24,10 +24,10 @@ pub fn on_wait(told: Option<Box<dyn Fn()>>) {
     TOLD.with(|mine| mine.replace(told));
 }
 
-/// Says that this thread is about to wait. To be called by the engine, and by what is built on it where it waits for
-/// somebody who may be waiting for the engine.
+/// Announces that this thread is about to wait. Called by the engine, and by programs on top of it before a wait for
+/// a thread that may itself wait for the engine.
 pub fn announce() {
-    // Neither while the thread ends nor from inside of what is told.
+    // Not while the thread ends, nor from inside the registered function.
     let _ended = TOLD.try_with(|mine| {
         if let Ok(told) = mine.try_borrow()
             && let Some(told) = &*told
@@ -59,7 +59,7 @@ mod tests {
         device::{DeviceCall, HookedDevice, MemDevice},
     };
 
-    /// Counts what this thread is told.
+    /// Counts the announcements of this thread.
     fn counted() -> Rc<Cell<u32>> {
         let told = Rc::new(Cell::new(0));
         let to = told.clone();

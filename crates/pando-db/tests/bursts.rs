@@ -15,8 +15,8 @@ use pando_db::{
 
 const MIB: usize = 1 << 20;
 
-/// Items that a clone may cost. A table has a thousand clones and is taken in by a root in which a node's worth of them may
-/// rest; what must not come in is the number of all clones, of which there are thousands.
+/// Items that a clone may cost. A table has a thousand clones and is taken in by a root in which a node's worth of
+/// them may rest; what must not come in is the number of all clones, of which there are thousands.
 const A_CLONE: u64 = 100;
 
 /// What the stores of a test have in common.
@@ -101,9 +101,9 @@ fn cost_of_clones(setup: Setup, count: u64) -> (u64, Duration) {
     (handled, took + begun.elapsed())
 }
 
-/// Each range message copied all edges that its node had by then (`turn`), a wide node was looked at whole for each edge
-/// that was flushed, and thin children were spliced in one by one: 5,000 clones took 1.9 s, 10,000 took 7.2 s, 20,000
-/// two minutes.
+/// Each range message copied all edges that its node had by then (`convert`), a wide node was looked at whole for
+/// each edge that was flushed, and thin children were spliced in one by one: 5,000 clones took 1.9 s, 10,000 took 7.2
+/// s, 20,000 two minutes.
 #[test]
 fn a_burst_of_clones_costs_in_proportion_to_their_number() {
     let setups = [
@@ -175,7 +175,8 @@ fn cost_of_one_batch(setup: Setup, sources: Sources, count: u64) -> (u64, Durati
     (handled, took)
 }
 
-/// 4,000 clones in one batch took 25 s: each looked at all that the batch had cloned before, in memory or in the root.
+/// 4,000 clones in one batch took 25 s: each looked at all that the batch had cloned before, in memory or in the
+/// root.
 #[test]
 fn clones_in_one_batch_cost_in_proportion_to_their_number() {
     let small = Setup { values: 1_000, cache_bytes: 64 << 20, ..USUAL };
@@ -253,8 +254,8 @@ fn edges(db: &Db) -> usize {
     dag.nodes.iter().map(|node| node.content.as_ref().unwrap().edges.len()).sum()
 }
 
-/// Clones that were deleted left their edges, empty ones between them, and the levels above these for good; rounds with
-/// other names piled up.
+/// Clones that were deleted left their edges, empty ones between them, and the levels above these for good; rounds
+/// with other names piled up.
 #[test]
 fn clones_that_are_deleted_leave_neither_edges_nor_levels() {
     let setups = [

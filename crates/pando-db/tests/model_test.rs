@@ -33,7 +33,7 @@ fn all_operations_and_crashes() {
         ("conflicts", 100),
         ("copies near the longest key", 5),
         ("copies of keys too long refused", 20),
-        ("batches joined since open", 20),
+        ("batches coalesced since open", 20),
     ];
     campaign("all_operations_and_crashes", Profile::Crashes, 1.0, &required);
 }

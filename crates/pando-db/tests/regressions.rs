@@ -400,9 +400,9 @@ fn a_merge_function_that_panics_takes_nothing_with_it() {
     assert_eq!(db.get(b"b").unwrap().as_deref(), Some(&b"2"[..]));
 }
 
-/// Of a batch that may be joined to the one before, the record came first, and beside a reader the batch was then put
-/// into a copy of the active table. When the merge function panicked, the store went on without the batch, and
-/// recovery would have found it.
+/// Of a batch that may be coalesced with the one before, the record came first, and beside a reader the batch was
+/// then put into a copy of the active table. When the merge function panicked, the store went on without the batch,
+/// and recovery would have found it.
 #[test]
 fn a_batch_that_panics_beside_a_reader_is_not_logged_by_a_store_that_goes_on() {
     let device = Arc::new(MemDevice::new(64 << 20));
@@ -412,7 +412,7 @@ fn a_batch_that_panics_beside_a_reader_is_not_logged_by_a_store_that_goes_on() {
     db.put("a", "1").unwrap();
     thread::scope(|scope| _ = scope.spawn(|| db.get(b"a").unwrap()).join());
     let mut batch = Batch::new();
-    batch.joinable();
+    batch.may_coalesce();
     batch.upsert("a", "panic");
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| db.write(batch)));
     assert!(caught.is_err(), "the merge function is not asked where the value is at hand");
@@ -521,8 +521,9 @@ fn what_a_failed_flush_has_lost_is_not_trusted_when_opened_again() {
     assert!(lost > 20, "in all runs but {lost} what the medium had lost was shown, and built on");
 }
 
-/// A range message that turned into an edge joined the empty edge in which a Goto was to rest with its neighbours, whose
-/// child was too low for that Goto to sink into (model test, `with_threads_in_the_background`).
+/// A range message that was converted into an edge merged the empty edge, at which a Goto was to rest, with its
+/// neighbours, whose child was too low for that Goto to be flushed into (model test,
+/// `with_threads_in_the_background`).
 #[test]
 fn a_goto_does_not_rest_above_a_child_as_low_as_its_target() {
     fn clone(src: &[u8], dst: &[u8]) -> Op {

@@ -1,4 +1,4 @@
-//! The source keeps its own rules: which room may import which, how long lines and files are (those of documents too),
+//! The source keeps its own rules: which module may import which, how long lines and files are (those of documents too),
 //! that every file says what it is for, that every number says what it counts, that types and constants have names of
 //! their own, and that every file with tests is part of a program that runs them.
 //!
@@ -38,7 +38,7 @@ use crate::{
 #[test]
 fn the_rules_find_what_breaks_them() {
     let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
-    // As text: a room, what it uses, and how.
+    // As text: a module, what it uses, and how.
     let broken = |table: Floors, folder: &[&str], sources: &[Source]| -> Vec<String> {
         let pairs = broken_floors(table, folder, sources).into_iter();
         pairs
@@ -58,7 +58,7 @@ fn the_rules_find_what_breaks_them() {
     );
     let inline = [source("dag/read/view.rs", "fn f() { crate::dag::gc::prune::x() }\n")];
     assert_eq!(broken(DAG, &["dag"], &inline), ["dag::read dag::gc dag/read/view.rs: dag::gc::prune::x"]);
-    // What the module of a folder defines is no room of the folder.
+    // What the module of a folder defines is no module of the folder's table.
     let parent = [
         source("dag/mod.rs", "pub struct Shared;\n"),
         source("dag/tree.rs", "use crate::dag::{Shared, gc::prune::X};\n"),
@@ -125,7 +125,7 @@ fn methods_that_are_defined_elsewhere_are_found() {
     }
 }
 
-/// Circles through `self`, `super`, re-exports and methods are circles; a parent and its children are one room.
+/// Circles through `self`, `super`, re-exports and methods are circles; a parent and its children count as one.
 #[test]
 fn circles_of_files_are_found() {
     let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
@@ -138,7 +138,7 @@ fn circles_of_files_are_found() {
     );
     let child = || source("log/reader.rs", "use crate::log::Pos;\n");
     assert_eq!(of(&[parent("use self::reader::X;\nstruct Pos;\n"), child(), writer()]), [""; 0]);
-    // Not if another room is part of it.
+    // Not if another module is part of it.
     let other = source("other.rs", "use crate::log::reader::X;\n");
     let through = [parent("fn f() { crate::other::y() }\nstruct Pos;\n"), child(), other];
     assert_eq!(of(&through).len(), 3);

@@ -1,28 +1,28 @@
 //! The account of a directory: what the tree below it takes, and how much it may.
 //!
-//! An account stands in the record of its directory, and changes by blind operations that are part of a change of the
-//! record ([`crate::merge::Change`]). Guarantees that two of them combine to one that does the same as both in turn.
-//! Pure; uses nothing.
+//! An account is stored in the record of its directory. It is changed without being read, by operations that are part
+//! of a change of the record ([`crate::merge::Change`]). Guarantees: two such operations combine to one that has the
+//! effect of both in turn. Pure functions; uses no other module.
 
 use bytes::{Buf, BufMut, BytesMut};
 
-/// What is stored of what the tree below a directory takes.
+/// The stored account of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Account {
     /// Most bytes that the tree may take.
     pub limit: Option<u64>,
     /// Bytes that the tree takes; below zero only while it is stale.
     pub used: i64,
-    /// This count, and all counts of directories below, may be wrong.
+    /// `used` of this account, and of all accounts of directories below, may be wrong.
     pub stale: bool,
 }
 
 /// A change of an account.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AccountChange {
-    /// This one instead of what there is, or none.
+    /// Replaces the account by this one, or removes it.
     Set(Option<Account>),
-    /// Whether it is stale, if there is an account.
+    /// Sets whether the account is stale, if there is one.
     Stale(bool),
 }
 
@@ -76,7 +76,7 @@ impl Account {
 }
 
 impl AccountChange {
-    /// What becomes of an account.
+    /// Applies the change to an account.
     pub(crate) fn apply(self, account: &mut Option<Account>) {
         match (self, account) {
             (AccountChange::Set(new), account) => *account = new,
@@ -96,7 +96,7 @@ impl AccountChange {
         }
     }
 
-    /// An account, or one byte that says what else.
+    /// The change as bytes: an account, or one byte for each other change.
     pub(crate) fn encode(&self, out: &mut BytesMut) {
         match self {
             AccountChange::Set(Some(account)) => account.encode(out),

@@ -1,8 +1,8 @@
 //! POSIX access control lists, as the kernel passes them in `system.posix_acl_access` and `..._default`.
 //!
-//! The mode of a file is the truth for its owner's, its mask's and the others' bits: they are filled in when a list is
-//! asked for ([`Acl::with_mode`]), so `chmod`, of one file or of a whole tree, changes the list without touching it.
-//! What is kept is the attribute as it was set.
+//! The attribute is stored as it was set, but the bits of its entries for the owner, the mask and others are those of
+//! the file's mode: they are filled in when the list is read ([`Acl::with_mode`]). So `chmod` of one file, or of a
+//! whole tree, changes the list without writing it.
 //!
 //! Bytes: version 2 (u32), then 8 bytes an entry: tag and permissions (u16 each), id (u32), little-endian; in the order
 //! of the tags and of the ids. Pure functions.
@@ -13,7 +13,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 pub(crate) const ACCESS: &[u8] = b"system.posix_acl_access";
 pub(crate) const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// Version of the bytes.
+/// Version of the encoding.
 const ACL_VERSION: u32 = 2;
 /// Bytes of the version, and of an entry.
 const ACL_HEAD_BYTES: usize = 4;
@@ -106,18 +106,18 @@ impl Acl {
         if self.perm(tag::MASK).is_some() { tag::MASK } else { tag::GROUP_OBJ }
     }
 
-    /// The permission bits (0777) of a mode that say the same, as far as a mode can.
+    /// The permission bits (0777) of a mode that are closest to the list.
     pub(crate) fn mode(&self) -> u16 {
         let bits = |tag| self.perm(tag).unwrap_or(0);
         bits(tag::USER_OBJ) << 6 | bits(self.group_class()) << 3 | bits(tag::OTHER)
     }
 
-    /// True if a mode says all of it.
+    /// True if the list says no more than a mode does.
     pub(crate) fn is_mode(&self) -> bool {
         self.0.iter().all(|e| matches!(e.tag, tag::USER_OBJ | tag::GROUP_OBJ | tag::OTHER))
     }
 
-    /// The list with the bits of a mode in it.
+    /// The list with the permission bits of `mode` filled in.
     pub(crate) fn with_mode(mut self, mode: u16) -> Self {
         self.set(tag::USER_OBJ, mode >> 6 & 7);
         self.set(self.group_class(), mode >> 3 & 7);
@@ -125,8 +125,8 @@ impl Acl {
         self
     }
 
-    /// What a new file gets whose directory has this default list and that is made with `mode`: its list, and its
-    /// permission bits (0777).
+    /// The list and the permission bits (0777) of a new file that is made with `mode` in a directory with this
+    /// default list.
     pub(crate) fn inherited(&self, mode: u16) -> (Self, u16) {
         let bits = self.mode() & mode & 0o777;
         (self.clone().with_mode(bits), bits)

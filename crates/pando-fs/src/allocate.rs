@@ -1,10 +1,10 @@
-//! Space of files: fallocate in its ways, and where data and holes are (SEEK_DATA, SEEK_HOLE).
+//! fallocate(2) with its modes, and the search for data and holes (SEEK_DATA, SEEK_HOLE).
 //!
-//! No space is set apart for a file: each write goes to a new place anyway, and what is full is shared with clones.
-//! So to allocate is to make the file as long as it says and to refuse what would not fit now. Zeroing a range and
-//! punching a hole are the same: blocks are removed by one message, whatever their number, and the two at its ends
-//! are filled with zeros in part. A file that had no holes gets a map (`blockmap`): 64 bytes for each 8 MiB behind
-//! the hole, in several batches if that is much, of which only the last one changes anything that can be seen.
+//! No space is reserved for a file, because each write goes to a new place anyway (copy on write). So an allocation
+//! only extends the file, and is refused if so much space is not free now. Zeroing a range and punching a hole are
+//! the same operation: one message removes all whole blocks of the range, whatever their number, and the blocks at
+//! its two ends are partly filled with zeros. A file that had no holes gets a map (`blockmap`): 64 bytes for each 8
+//! MiB behind the hole, in several batches if that is much, of which only the last one has a visible effect.
 
 use pando_db::Batch;
 
@@ -22,13 +22,13 @@ use crate::{
     volume::Fs,
 };
 
-/// Bits of the mode of fallocate(2).
+/// A bit of the mode of fallocate(2).
 const KEEP_SIZE: i32 = 1;
-/// Another bit of it.
+/// More bits of that mode.
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 
-/// Bytes of a message for a piece of a map besides its key, at most.
+/// Most bytes of a message for a piece of a map, without its key.
 const PIECE_MESSAGE_BYTES: usize = 100;
 
 /// What to look for.
@@ -41,9 +41,9 @@ pub enum Seek {
 }
 
 impl Fs {
-    /// What fallocate(2) does with this mode: 0, `FALLOC_FL_KEEP_SIZE` or `FALLOC_FL_ZERO_RANGE` (or both), or
-    /// `FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE`; others are EOPNOTSUPP. No space is reserved: it is ENOSPC if
-    /// there is not enough free now, but later writes may fail.
+    /// Does what fallocate(2) does with this mode: 0, `FALLOC_FL_KEEP_SIZE` or `FALLOC_FL_ZERO_RANGE` (or both), or
+    /// `FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE`; EOPNOTSUPP for others. ENOSPC if there is not enough free space
+    /// now. No space is reserved, so later writes may fail.
     ///
     /// Zeroing and punching cost a few messages, whatever the range, and in a file without holes those for its map,
     /// once. Holes are of whole blocks of 16 KiB.
@@ -73,7 +73,7 @@ impl Fs {
         }
         let (clears, extends) = (zeros && offset < size, grows && mode & KEEP_SIZE == 0 && end > size);
         if !clears && !extends {
-            // Linux counts it as a change of the file all the same, which takes set-id bits away.
+            // Linux counts even this as a change of the file, which clears set-id bits.
             let change = self.content_change(c, &inode);
             self.db.upsert(at.meta.clone(), change.encode())?;
             inode.change(|s| s.apply(&change));
@@ -101,7 +101,7 @@ impl Fs {
         Ok(())
     }
 
-    /// What a change of content by `c` changes of the record.
+    /// The change of the record that belongs to a change of the content by `c`: times, and set-id bits.
     fn content_change(&self, c: &Caller, inode: &InodeRef) -> Change {
         let mut change = self.times_of_change(c);
         inode.peek(|s| {
@@ -113,8 +113,8 @@ impl Fs {
         change
     }
 
-    /// Makes the bytes `from..to` zeros, the whole blocks among them a hole. They lie within the file, whose `tree` is
-    /// held exclusively.
+    /// Fills the bytes `from..to` with zeros; the whole blocks among them become a hole. The range lies within the
+    /// file, whose `tree` the caller holds exclusively.
     fn make_hole(&self, c: &Caller, inode: &InodeRef, at: &At, (from, to): (u64, u64)) -> Result<()> {
         let size = inode.peek(|s| s.record.size);
         let data = &at.data;
@@ -167,18 +167,19 @@ impl Fs {
         Ok(())
     }
 
-    /// The dense beginning of a file and its map, which says of all blocks from `end` on whether they exist, in the
-    /// engine as well: what the dense beginning said of them is in it too.
+    /// The dense beginning of a file and its map. Afterwards the map, also as stored, says of all blocks from `end`
+    /// on whether they exist, so that the dense beginning may be cut to `end`.
     fn noted_behind(&self, inode: &InodeRef, at: &At, size: u64, end: u64) -> Result<(u64, BlockMap)> {
         let data = &at.data;
         let (dense, mut map) = match inode.peek(|s| s.record.dense) {
-            // Taken out, and put back when all is done; read again if it is not.
+            // The map is taken out of memory while it is changed. If this fails, the next call reads it again.
             Some(dense) => match inode.change(|s| s.take_map()).filter(BlockMap::is_whole) {
                 Some(map) => (dense, map),
                 None => (dense, BlockMap::read(&self.db, data, dense)?),
             },
             None => {
-                // Bits before the dense beginning mean nothing, so a crash in between leaves a map that says what is.
+                // Bits before the dense beginning are ignored, so the map is right after a crash between the batches,
+                // too.
                 let dense = size.div_ceil(BLOCK_SIZE);
                 let change = Change { dense: Some(Some(dense)), ..Change::default() };
                 let mut batch = Batch::new();
@@ -230,7 +231,7 @@ impl Fs {
             None => {
                 let map = BlockMap::read(&self.db, &at.data, dense)?;
                 let found = find(&map);
-                // Writers are locked out, and readers see the same bytes before and after.
+                // The lock keeps writers out. Readers see the same bytes before and after.
                 inode.change(|s| s.set_map(Some(map)));
                 self.keep_map(&inode);
                 found

@@ -1,4 +1,4 @@
-//! Extended attributes as bytes: those that stand in a record, and those that have keys of their own.
+//! The encoding of extended attributes: of those that are stored in a record, and of those that have keys of their own.
 //!
 //! A record holds small attributes itself ([`Attrs`]): count of the others (u32), bytes of their names with a zero
 //! behind each (u32), then each attribute: length of its name (u8), length of its value (u16), name, value.
@@ -17,7 +17,7 @@ pub(crate) const MAX_VALUE_BYTES: usize = 64 << 10;
 pub(crate) const MAX_ATTR_NAME_BYTES: usize = 255;
 /// Longest list of the names of a file, each with a zero behind it, bytes.
 pub(crate) const MAX_LIST_BYTES: usize = 64 << 10;
-/// Longest value that may stand in a record, bytes.
+/// Longest value that may be stored in a record, bytes.
 const MAX_INLINE_BYTES: usize = 1 << 10;
 /// Most bytes of attributes in a record, an added one included; attributes of the system have more room, bytes.
 const INLINE_BYTES: usize = 2 << 10;
@@ -28,8 +28,8 @@ const MOST_BYTES: usize = INLINE_SYSTEM_BYTES + EACH_BYTES + CAPABILITY.len() + 
 const COUNTS_BYTES: usize = 8;
 const EACH_BYTES: usize = 3;
 
-/// The capabilities of a program. They are always in the record, so that a write, which takes them away, need not read
-/// another key to know that there are none.
+/// The capabilities of a program. This attribute is always in the record: a write removes it, and need not read
+/// another key to find out that there is none.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 /// Longest value of capabilities, bytes: those that the kernel makes have at most 24.
 pub(crate) const MAX_CAPABILITY_BYTES: usize = 256;
@@ -45,7 +45,7 @@ impl Attrs {
         if bytes.is_empty() {
             return Ok(Self::default());
         }
-        // What decodes can be encoded again, with a capability beside it.
+        // Attributes that decode can always be encoded again, with a capability added.
         if bytes.len() > MOST_BYTES {
             return Err("more extended attributes than a record holds");
         }
@@ -129,19 +129,19 @@ impl Attrs {
         Self(out.freeze())
     }
 
-    /// The same without an attribute in the record.
+    /// These attributes without `name` in the record.
     pub(crate) fn without(&self, name: &[u8]) -> Self {
         Self::encode(self.outside(), self.inline().filter(|(n, _)| *n != name), self.0.len())
     }
 
-    /// The same with an attribute in the record, which must fit.
+    /// These attributes with `name` in the record, which must fit.
     pub(crate) fn with(&self, name: &[u8], value: &[u8]) -> Self {
         let others = self.inline().filter(|(n, _)| *n != name);
         let room = self.0.len().max(COUNTS_BYTES) + EACH_BYTES + name.len() + value.len();
         Self::encode(self.outside(), others.chain([(name, value)]), room)
     }
 
-    /// The same with these counts of attributes outside.
+    /// These attributes with other counts of those outside the record.
     pub(crate) fn with_outside(&self, outside: (u32, u32)) -> Self {
         Self::encode(outside, self.inline(), self.0.len().max(COUNTS_BYTES))
     }
@@ -163,7 +163,7 @@ pub(crate) fn key_number(name: &[u8]) -> u64 {
     for byte in name {
         hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
     }
-    // Spreads what the last bytes changed over all bits.
+    // Spreads the last bytes over all bits.
     for factor in [0xff51_afd7_ed55_8ccd, 0xc4ce_b9fe_1a85_ec53] {
         hash = (hash ^ hash >> 33).wrapping_mul(factor);
     }
@@ -222,7 +222,7 @@ impl Bucket {
         self.attrs.iter().find(|(n, _)| *n == name).map(|(_, value)| value)
     }
 
-    /// Takes an attribute out; whether it was there.
+    /// Removes an attribute. Returns whether it was there.
     pub(crate) fn remove(&mut self, name: &[u8]) -> bool {
         let before = self.attrs.len();
         self.attrs.retain(|(n, _)| *n != name);

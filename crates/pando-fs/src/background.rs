@@ -1,17 +1,17 @@
-//! Work in the background: a thread is started when there is some, and ends when there is none.
+//! Background work: a thread is started when there is work, and ends when there is none.
 //!
-//! What is to be done waits in `counting` and `ledger`, where any module puts it. The thread runs what the opening has
-//! named ([`crate::volume::Workers`]).
+//! Any module puts work into the queues of `counting` and `ledger`. The thread calls the functions that were
+//! registered when the file system was opened ([`crate::volume::Workers`]), so that this module need not know them.
 
 use std::time::Duration;
 
 use crate::volume::Fs;
 
-/// Background work begins so long after the first reason for it: more may come, and others go first.
+/// Time between the first reason for background work and its begin: more work may come, and foreground calls go first.
 pub(crate) const BEGIN_AFTER: Duration = Duration::from_millis(200);
 
 impl Fs {
-    /// Has the names of linked files counted in the background, soon.
+    /// Asks the background thread to count names of linked files.
     pub(crate) fn count_names_soon(&self) {
         let Some(workers) = self.workers.filter(|_| !self.is_read_only()) else { return };
         if self.counting.wake() && self.counting.started() {
@@ -23,7 +23,7 @@ impl Fs {
         }
     }
 
-    /// Has trees with stale accounts counted in the background, soon: those that the ledger was told of.
+    /// Asks the background thread to count the trees with stale accounts that are noted in the ledger.
     pub(crate) fn count_trees_soon(&self) {
         let Some(workers) = self.workers.filter(|_| !self.is_read_only()) else { return };
         if self.ledger.start() {

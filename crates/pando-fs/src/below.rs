@@ -1,8 +1,9 @@
-//! What is in memory below a directory.
+//! The inodes in memory below a directory.
 //!
-//! Inodes in memory hang on each other as the tree does, so those of a tree are found at the cost of what is in memory
-//! of it. That may be more than a caller has candidates of its own, such as open files: it says how many inodes it is
-//! ready to have looked at, and looks at its candidates if these do not suffice. No I/O.
+//! Each inode in memory has the set of its children in memory, so a walk finds those of a tree at a cost in
+//! proportion to their number. They may be more than the candidates that a caller knows from elsewhere, such as open
+//! files. So the caller limits the walk, and if there are more inodes than that, it tests each of its candidates
+//! instead. No I/O.
 
 use std::sync::Arc;
 
@@ -13,18 +14,18 @@ use crate::{
 };
 
 impl Table {
-    /// The inodes in memory that hang on this one, each with a reference: its entries, and the linked files of the
-    /// lineage whose root it is. None comes, and none is moved away, while the caller holds `tree` of this one, or of a
-    /// directory above, exclusively.
+    /// The children of `of` in memory, each with a reference: its entries, and the linked files of the lineage whose
+    /// root it is. No child comes, and none is moved away, while the caller holds `tree` of `of`, or of a directory
+    /// above, exclusively.
     pub(crate) fn children(self: &Arc<Self>, of: &Inode) -> Vec<InodeRef> {
         of.children.all().into_iter().filter_map(|ino| self.find(ino)).collect()
     }
 }
 
 impl Fs {
-    /// The inodes in memory below `top`: its entries, theirs, and the linked files of lineages whose roots these are.
-    /// None comes or goes while the caller holds `tree` of `top`, or of a directory above, exclusively. `None` if there
-    /// are more than `most` to look at.
+    /// All inodes in memory below `top`, linked files of lineages with a root there included. No inode comes or goes
+    /// while the caller holds `tree` of `top`, or of a directory above, exclusively. `None` if there are more than
+    /// `most`.
     pub(crate) fn known_below(&self, top: &Inode, most: usize) -> Option<Vec<InodeRef>> {
         let mut found = Vec::new();
         let mut next = 0;

@@ -1,14 +1,14 @@
 //! Which blocks of a file with holes exist.
 //!
-//! Most files have no holes, and nothing is noted of them. The record of a file that has (or had) some says how many
-//! blocks exist from its beginning without a gap (`dense`); of those behind, a map has a bit each. The map lies in
-//! pieces of 512 blocks (8 MiB of data) under the data prefix of the file, behind all blocks, so that it is moved,
-//! cloned and removed with the data. Changes of a piece are blind and any two of them are one. A write needs the pieces
-//! of the blocks that it writes, and that of the last block; only a search for holes, and what makes some, need the
-//! whole map.
+//! Most files have no holes, and nothing is stored about their blocks. The record of a file that has (or had) holes
+//! says how many blocks exist from its beginning without a gap (`dense`); for each block behind those a map has a
+//! bit. The map is stored in pieces of 512 bits (8 MiB of data) under the data prefix of the file, behind all blocks,
+//! so that it is moved, cloned and removed with the data. A piece is changed by upserts, any two of which combine to
+//! one. A write needs the pieces of the blocks that it writes, and that of the last block; only a search for holes,
+//! and a call that makes holes, need the whole map.
 //!
 //! Invariant: a bit at or above `dense` is set if and only if the block exists; a file whose record says nothing has no
-//! map. (Files with holes from before there were maps count as if they had none.)
+//! map. (A file with holes that was written by a version without maps counts as a file without holes.)
 
 use std::collections::BTreeMap;
 
@@ -114,7 +114,7 @@ impl Edit {
 /// The map of one file in memory, or a part of it: what is stored, and how much of it counts.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct BlockMap {
-    /// Of a part, those that were read: also those in which nothing is set.
+    /// The pieces in memory. If only a part of the map was read, this has also the pieces that were read and are empty.
     pieces: BTreeMap<u64, Bits>,
     /// Set bits of the whole map at or above `dense`.
     above: u64,
@@ -136,7 +136,7 @@ impl BlockMap {
         Self::collect(db.range(&from, Some(&to)), data, dense)
     }
 
-    /// The same of what `view` has.
+    /// [`BlockMap::read`] of the state that `view` shows.
     pub(crate) fn read_in(view: &Snapshot, data: &[u8], dense: u64) -> Result<Self> {
         let [from, to] = Self::keys(data);
         Self::collect(view.range(&from, Some(&to)), data, dense)
@@ -396,8 +396,9 @@ impl BlockMap {
         (self.is_counted() && ends).then(|| self.units(dense, size))
     }
 
-    /// What `st_blocks` is: units of 512 bytes of the blocks that exist, the last one as far as the file goes. Of a
-    /// part that is counted, whose pieces that are not here have no bit of the last block.
+    /// The value of `st_blocks`: units of 512 bytes of the blocks that exist; the last block counts up to the end of
+    /// the file. If only a part of the map is in memory, its blocks must have been counted, and the piece of the last
+    /// block must be there.
     pub(crate) fn units(&self, dense: u64, size: u64) -> u64 {
         let blocks = dense + self.above;
         let Some(last) = size.div_ceil(BLOCK_SIZE).checked_sub(1) else { return 0 };
@@ -406,7 +407,7 @@ impl BlockMap {
         blocks * UNITS - if exists { beyond / 512 } else { 0 }
     }
 
-    /// The same once the dense beginning has grown from `dense` to `to`.
+    /// [`BlockMap::units`] after the dense beginning has grown from `dense` to `to`.
     pub(crate) fn units_grown(&self, dense: u64, to: u64, size: u64) -> u64 {
         let above = self.above - self.count(dense, to);
         let mut grown = Self { pieces: BTreeMap::new(), above, part: None };

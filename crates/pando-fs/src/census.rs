@@ -1,4 +1,4 @@
-//! Counts names, and makes link counts exact where a batch could not know them.
+//! The census: it counts the names of linked files, and makes link counts exact that a batch could not know.
 //!
 //! The clone of a directory takes the link area of its lineage along, with files that have no name in the clone, and
 //! with counts that include names elsewhere. The removal of a tree removes names without reading each. Both leave a
@@ -34,14 +34,14 @@ use crate::{
 const FEW_NAMES: usize = 4096;
 /// Files without names that are removed in one step.
 const STEP_FILES: usize = 512;
-/// The background lets others go first for this long after each so many steps of a scan.
+/// Steps of a scan, a count, after which the background thread pauses so that other threads go first.
 const PAUSE_STEPS: u64 = 4096;
 const SCAN_PAUSE: Duration = Duration::from_millis(5);
 
 /// Names of linked files that were removed with the tree around them.
 pub(crate) struct LostNames {
     root: InodeRef,
-    /// The mark that stands in the lineage until they are subtracted.
+    /// The mark that stays in the lineage until the excess is subtracted.
     number: u64,
     /// How many of each file; `None` if they are many, or another thread counts there already: then a census finds out.
     lost: Option<(HashMap<u64, u32>, CountingClaim)>,
@@ -465,8 +465,8 @@ impl Fs {
         }
     }
 
-    /// Has `watcher` told of each inode in memory whose link count changes without a call on it. It must not call this
-    /// file system, nor wait for a thread that does. Only the first watcher is used.
+    /// Registers `watcher`, which is called for each inode in memory whose link count changes without a call on that
+    /// inode. It must not call this file system, nor wait for a thread that does. Only the first watcher is used.
     pub fn watch_link_counts(&self, watcher: impl Fn(Ino) + Send + Sync + 'static) {
         let watcher: Watcher = Box::new(watcher);
         self.counting.watch(watcher);

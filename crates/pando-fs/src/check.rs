@@ -155,9 +155,10 @@ impl LinkArea {
 }
 
 impl Fs {
-    /// Checks what must hold of the tree; `tell` gets one line for each problem.
+    /// Checks the invariants of the tree, and calls `tell` with one line for each problem.
     ///
-    /// Errors are those of reading; a problem is no error. Runs on one moment of the tree while others change it.
+    /// An error means that something could not be read; a problem is no error. The check runs on a snapshot, so that
+    /// the tree may be changed meanwhile.
     pub fn check(&self, mut tell: impl FnMut(&str)) -> Result<CheckReport> {
         let mut lineages = self.lineages.viewed();
         let view = self.db.snapshot();
@@ -167,7 +168,7 @@ impl Fs {
             tell(&text);
         };
         let mut numbers = vec![ROOT];
-        // The same in clones without a lineage.
+        // The counts for clones without a lineage.
         let mut unnumbered = Vec::new();
         // Files that must have blocks.
         let (demanded, mut with_blocks) = (demands(&view)?, 0);
@@ -479,7 +480,7 @@ fn check_data(
         }
         let Some(seen) = &mut file else { continue };
         if block >= path::ATTRS_BEGIN {
-            // Those of a record that knows of some were compared with it.
+            // If a record says that there are attributes outside it, these were compared with it above.
             if !seen.attrs {
                 problem(report, format!("{}: of which the record says nothing", describe_key(key)));
             }

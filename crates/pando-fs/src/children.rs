@@ -33,12 +33,12 @@ impl Children {
         }
     }
 
-    /// All, in the order of their numbers.
+    /// The numbers of all children, ascending.
     pub(crate) fn all(&self) -> Vec<Ino> {
         self.0.lock().as_ref().map(|children| children.iter().copied().collect()).unwrap_or_default()
     }
 
-    /// How many.
+    /// The number of children.
     pub(crate) fn len(&self) -> usize {
         self.0.lock().as_ref().map_or(0, |children| children.len())
     }

@@ -34,12 +34,12 @@ use crate::{
 enum CloneSource<'a> {
     /// Whatever has this name when its directory is held.
     Named(InodeRef, &'a OsStr),
-    /// This one, wherever it is by then.
+    /// This inode, wherever it is when the call looks.
     Inode(InodeRef),
 }
 
 impl CloneSource<'_> {
-    /// Its directory and name, as far as nobody moves it; `None` for a file with several names.
+    /// The directory and name of the inode, which may be moved meanwhile; `None` for a file with several names.
     fn place(&self) -> Result<Option<(InodeRef, Box<[u8]>)>> {
         match self {
             CloneSource::Named(dir, name) => Ok(Some((dir.clone(), name.as_bytes().into()))),
@@ -103,7 +103,7 @@ impl Fs {
             open_below = self.orphan_below(batch, top, &|_| false, now)?;
             self.drop_kept_by_prefix(batch, &contents, staying)?;
             batch.delete(path::meta(&end.entry));
-            // Of a clone, what others have deleted.
+            // Removing a clone may remove the last reference to data that other batches have deleted.
             batch.releases();
             for prefix in top.peek(|s| end.prefixes(&s.record))? {
                 batch.delete_prefix(prefix);
@@ -235,7 +235,7 @@ impl Fs {
                 }
                 (CloneSource::Inode(wanted), Some((_, from))) => match self.child(pair.first(), from)? {
                     Some(found) if found.ino == wanted.ino => (found, None),
-                    // It has been moved since its place was looked up.
+                    // The inode has been moved since its place was looked up.
                     _ => return Err(Obstacle::Taken { lock: wanted.tree.clone(), exclusive: false }),
                 },
                 (CloneSource::Inode(wanted), None) | (CloneSource::Named(wanted, _), None) => {
@@ -346,10 +346,10 @@ impl Fs {
                     .map(|t| self.remove_all(rights, batch, &end, (t, &Staying::new()), now))
                     .transpose()
             };
-            // What is replaced is in the copy, or is a name of a file that has others in it.
+            // The replaced entry is in the copy, or is a name of a file that has other names in the copy.
             let in_copy = inside || links && target.as_ref().is_some_and(|t| t.linked().is_some());
             let removal = if in_copy && target.is_some() {
-                // The copy is of the moment before: out of the way with that first.
+                // The copy must show the state before this call: it is first made at a hidden place.
                 for (slot, (from, _)) in (0..).zip(&copies) {
                     batch.clone_prefix(from.clone(), system::exchange(slot));
                 }
@@ -375,7 +375,7 @@ impl Fs {
                     if links && above.has_limit() {
                         taken.bytes += self.linked_taken(counts, &source, &source_end, &exclude)?;
                     }
-                    // All linked files of the lineage come along until names are counted.
+                    // The copy has all linked files of the lineage until the census has counted names.
                     taken.inexact |= left_out.inexact || links;
                     record.account = Some(Account {
                         limit: record.account.and_then(|account| account.limit),

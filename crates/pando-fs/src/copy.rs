@@ -23,9 +23,9 @@ use crate::{
     volume::Fs,
 };
 
-/// Largest copy in one call that is not a clone, bytes: a caller goes on from there.
+/// Largest copy in one call that is not a clone, bytes: the caller calls again for the rest.
 const COPY_BYTES: u64 = 16 << 20;
-/// Most ranges that one call clones; the copier goes on with the next call.
+/// Most ranges that one call clones, a count; the caller calls again for the rest.
 const MAX_CLONED_RANGES: usize = 64;
 /// Least that is worth clones rather than copying, bytes.
 const MIN_SHARED_BYTES: u64 = 1 << 20;
@@ -80,12 +80,12 @@ impl Fs {
         }
     }
 
-    /// Copies `len` bytes between files and returns how many; less than asked at the end of the
-    /// source or of a stated unit (16 MiB), after which the caller asks again.
+    /// Copies up to `len` bytes between files and returns how many: less than `len` at the end of the source, and
+    /// after 16 MiB, when the caller calls again.
     ///
-    /// A whole file onto an empty one is a clone of its data: one batch whatever the size. So is a part
-    /// of at least a mebibyte that goes to the same offset, behind all that the target holds, as far as
-    /// it ends with the source or at a multiple of 4 MiB or a GiB: what is left is for the next call.
+    /// A copy of a whole file to an empty one clones its data: one batch whatever the size. A part of at least a
+    /// mebibyte is cloned as well if it goes to the same offset, behind all data of the target, and up to the end of
+    /// the source or a multiple of 4 MiB or a GiB; the next call copies the rest.
     pub fn copy_file_range(
         &self,
         c: &Caller,

@@ -1,7 +1,8 @@
-//! Counters whose numbers are given out once, ever.
+//! Counters: each number is given out only once, also after crashes.
 //!
-//! A counter reserves numbers in blocks: one write of the engine for each block, none for each number. A crash skips
-//! the rest of a block. Guarantee: no number is given out twice, as the log keeps the reservation before any use of it.
+//! A counter reserves numbers in blocks, with one write to the engine for each block. A crash skips the rest of a
+//! block. No number is given out twice, because the reservation is in the log before any record that uses a number of
+//! it.
 
 use bytes::Bytes;
 use pando_db::{Batch, Db, waiting};
@@ -22,9 +23,9 @@ pub(crate) const SNAPSHOT_NUMBERS: u8 = b's';
 pub(crate) const FAMILY_NUMBERS: u8 = b'a';
 /// Counter of lineages (kept by the lineage table itself).
 pub(crate) const LINEAGE: u8 = b'l';
-/// Where the run of lineages ends that are given out; no counter.
+/// The end of the range of lineages that were given out; no counter.
 pub(crate) const LINEAGE_END: u8 = b'e';
-/// Lineages below were given out by a version that noted no taints; no counter.
+/// Lineages below this one were given out by a version that recorded no taints; no counter.
 pub(crate) const UNTRACKED: u8 = b'u';
 
 /// A stored number.
@@ -32,8 +33,8 @@ pub(crate) fn encode(n: u64) -> Vec<u8> {
     n.to_le_bytes().to_vec()
 }
 
-/// Adds a small value that is stored on a full device too: with a delete, the store lets a batch into the room that is
-/// kept back for those.
+/// Adds a small value that can be stored on a full device, too: the batch also deletes, so the store admits it into
+/// the reserve for deletes.
 pub(crate) fn put_on_full(batch: &mut Batch, key: Bytes, value: Vec<u8>) {
     batch.delete(key.clone()).put(key, value);
 }
@@ -47,8 +48,8 @@ pub(crate) fn decode(what: &'static str, value: Option<Bytes>) -> Result<Option<
     }
 }
 
-/// The value of a record of the file system itself. What cannot be read is an error that names `what` and the way
-/// out; where nothing is to be written it is `lost`, whatever that record would have said.
+/// The value of a record that the file system has for itself. If it cannot be read, this is an error that names
+/// `what` and how to repair it; on a read-only mount the value is `lost` instead.
 pub(crate) fn own_record(
     db: &Db,
     what: &'static str,
@@ -73,8 +74,8 @@ pub(crate) struct Counter {
 }
 
 impl Counter {
-    /// The counter `which`; numbers are from 1 (or what the store says) to below `limit`. One that cannot be read is
-    /// no error where `read_only`: none will be taken.
+    /// The counter `which`, with numbers from 1 (or the stored one) to below `limit`. If it cannot be read, that is
+    /// no error on a `read_only` mount, which takes no numbers.
     pub(crate) fn open(
         db: &Db,
         what: &'static str,
@@ -96,7 +97,7 @@ impl Counter {
             if end <= reserved.end {
                 return Err(Error::Exhausted(self.what));
             }
-            // Removing files takes numbers, too.
+            // Removing files takes numbers, too, and must succeed on a full store.
             let mut batch = Batch::new();
             put_on_full(&mut batch, self.key.clone(), encode(end));
             db.write(batch)?;

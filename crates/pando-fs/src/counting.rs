@@ -1,6 +1,6 @@
-//! What is in memory of the counting of names (`census`): the lineages in which a thread counts, and those that wait.
+//! The queue of the census: the lineages in which a thread counts names, and those that wait for it.
 //!
-//! Guarantees that one at a time counts in a lineage, and that a root that waits is found wherever it has been moved.
+//! Guarantees: one thread at a time counts in a lineage, and a root that waits is found wherever it is moved to.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -12,11 +12,11 @@ use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
 
 use crate::{inode::InodeRef, types::Ino};
 
-/// Time after which a watcher is told once more of an inode: an answer with the count before may have been on its way
-/// to a kernel that did not know the inode when the watcher was told first.
+/// Time after which the watcher is called a second time for an inode: at the first call, an answer with the old count
+/// may have been on its way to a kernel that did not know the inode yet.
 const TOLD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
-/// Told which inodes have another count of names now.
+/// Called with the number of an inode whose count of names has changed.
 pub(crate) type Watcher = Box<dyn Fn(Ino) + Send + Sync>;
 
 #[derive(Default)]
@@ -27,9 +27,9 @@ struct CountingState {
     seen: HashSet<Ino>,
     /// Roots that wait, besides those that the store names. They stay in memory, as their place may change.
     waiting: VecDeque<InodeRef>,
-    /// Inodes that the watcher is to be told of once more, and when.
+    /// Inodes for which the watcher is to be called a second time, and when.
     told: VecDeque<(Instant, Ino)>,
-    /// There is something to do.
+    /// There is work for the thread.
     wake: bool,
     stopped: bool,
     running: bool,
@@ -66,7 +66,7 @@ impl Counting {
         self.state.lock().seen.insert(root)
     }
 
-    /// Forgets that, of all roots.
+    /// Forgets all roots that [`Counting::is_new`] has noted.
     pub(crate) fn forget_all(&self) {
         self.state.lock().seen.clear();
     }
@@ -95,8 +95,8 @@ impl Counting {
         !state.stopped && !std::mem::replace(&mut state.running, true)
     }
 
-    /// Whether the background thread has something to count. If not, it has to end. Notifies the watcher once more of
-    /// what is due, and waits for what will be.
+    /// Whether the background thread has something to count; if not, it has to end. Calls the watcher a second time
+    /// for inodes that are due, and waits until the others are.
     pub(crate) fn has_work(&self) -> bool {
         let mut state = self.state.lock();
         loop {
@@ -119,7 +119,7 @@ impl Counting {
         }
     }
 
-    /// Waits so long, unless the mount ends; false then.
+    /// Waits for `time`. False if the mount ends meanwhile.
     pub(crate) fn pause(&self, time: Duration) -> bool {
         let mut state = self.state.lock();
         if !state.stopped {
@@ -151,13 +151,13 @@ impl Counting {
         drop(waiting); // which may drop the last reference of an inode: not under the lock
     }
 
-    /// Has `watcher` told of changes; only once.
+    /// Registers the watcher. Called once.
     pub(crate) fn watch(&self, watcher: Watcher) {
         let _second = self.watcher.set(watcher);
     }
 
-    /// Tells the watcher that an inode has another count; once more in the background if that is asked for, where
-    /// [`Counting::wake`] is to follow.
+    /// Calls the watcher for an inode; with `again` a second time later, for which the caller has to call
+    /// [`Counting::wake`].
     pub(crate) fn tell(&self, ino: Ino, again: bool) {
         self.notify(ino);
         if again && self.watcher.get().is_some() {
@@ -165,7 +165,7 @@ impl Counting {
         }
     }
 
-    /// Whether the watcher is to be told of something once more.
+    /// Whether a second call of the watcher is due for any inode.
     pub(crate) fn tells_again(&self) -> bool {
         !self.state.lock().told.is_empty()
     }

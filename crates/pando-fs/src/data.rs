@@ -35,7 +35,7 @@ pub(crate) const WRITE_BYTES: usize = 128 << 10;
 /// A write in order of at most so many bytes may be logged with those before and behind it.
 const JOINED_BYTES: usize = 64 << 10;
 
-/// The mode after a change by somebody who may not keep set-id bits; `None` if it stays.
+/// The mode after a change by a caller who may not keep set-id bits; `None` if it stays the same.
 pub(crate) fn without_set_id(perm: u16) -> Option<u16> {
     let mut new = perm & !S_ISUID;
     if perm & S_IXGRP != 0 {
@@ -44,8 +44,8 @@ pub(crate) fn without_set_id(perm: u16) -> Option<u16> {
     (new != perm).then_some(new)
 }
 
-/// The same after a change by `c` of a file of the group `gid`: one who is neither root, with CAP_FSETID, nor in that
-/// group does not keep a set-group-id bit that means something else than an executable either.
+/// The mode after a change by `c` of a file of the group `gid`. If `c` neither has CAP_FSETID nor is in that group,
+/// this also clears a set-group-id bit of a file that the group cannot execute.
 pub(crate) fn without_set_id_by(c: &Caller, perm: u16, gid: u32) -> Option<u16> {
     let mut new = without_set_id(perm).unwrap_or(perm);
     if !c.keeps_set_id() && !c.in_group(gid) {
@@ -54,7 +54,7 @@ pub(crate) fn without_set_id_by(c: &Caller, perm: u16, gid: u32) -> Option<u16> 
     (new != perm).then_some(new)
 }
 
-/// Who writes to a file, and when.
+/// The writer of a file, and the time of the write.
 #[derive(Clone, Copy)]
 pub(crate) struct Written {
     /// Root writes: set-id bits stay.
@@ -252,14 +252,15 @@ impl Fs {
         self.write_at(&inode, &at, offset, data, Written::by(by_root, Some(self.now())))
     }
 
-    /// As [`Fs::write`] at `offset`, but all of it is written, or it is an error and some of it may be.
+    /// As [`Fs::write`] at `offset`, but writes all of `data`. After an error a part of it may have been written.
     pub fn write_whole(&self, fh: FileHandle, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
         let (inode, by_root, _) = self.file_to_write(fh, ino)?;
         let at = self.hold(&inode, true)?;
         self.write_whole_at(&inode, &at, offset, data, Written::by(by_root, Some(self.now())))
     }
 
-    /// As [`Fs::write_whole`], of pages that the kernel has kept: it has checked who wrote them, and tells the times.
+    /// As [`Fs::write_whole`], for pages of the kernel's write-back cache: the kernel has checked the writer, and
+    /// sends the times itself.
     pub fn write_pages(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
         let (inode, by_root, _) = self.file_to_write(FileHandle(0), ino)?;
         let at = self.hold(&inode, true)?;
@@ -289,7 +290,7 @@ impl Fs {
         Ok((inode, open.is_none_or(|o| o.uid == 0), flags & O_APPEND != 0))
     }
 
-    /// As [`Fs::write_at`], but all is written or it is an error: that of the call which begins where it fails.
+    /// As [`Fs::write_at`], but writes all of `data`, or returns the error of the call that failed.
     fn write_whole_at(
         &self,
         inode: &InodeRef,
@@ -329,8 +330,8 @@ impl Fs {
         let mut done = 0;
         while done < data.len() {
             let from = offset + done as u64;
-            // Batches end on block borders, and what fills a block only in part is a batch of its own. In a file that
-            // is written in order the next one goes on there, and the two are made one.
+            // Batches end on block borders, and a part that does not fill a block is a batch of its own: if the file
+            // is written in order, the next write continues that block, and the engine coalesces both batches.
             let (within, left) = ((from % BLOCK_SIZE) as usize, data.len() - done);
             let block = BLOCK_SIZE as usize;
             let unit = match within {
@@ -343,7 +344,7 @@ impl Fs {
             let mut batch = Batch::new();
             let end = from + part.len() as u64;
             let blocks = (from / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);
-            // Of a block that is written whole it does not matter.
+            // For a block that is written whole this makes no difference.
             let absent = match part.len() < block {
                 true => self.is_absent(inode, data_key, size, blocks.0),
                 false => Ok(false),
@@ -375,7 +376,7 @@ impl Fs {
             inode.peek(|s| s.save_atime(&mut change));
             let in_order = inode.peek(|s| s.written_to == from || size == from);
             if in_order && part.len() <= JOINED_BYTES {
-                batch.joinable();
+                batch.may_coalesce();
             }
             Self::write_data(&mut batch, data_key, size, from, part, absent);
             batch.upsert(meta_key.clone(), change.encode());

@@ -1,10 +1,8 @@
 //! Listing directories.
 //!
-//! A listing is a scan of the directory's run of entries; the records are in
-//! the same run, so attributes cost nothing more. Cookies name positions by
-//! the name after which to go on, never by a count, so that entries made or
-//! removed meanwhile neither repeat nor hide others; how a cookie leads back to a
-//! name is for `position`.
+//! A listing is a scan of the directory's run of entries; the records are in the same run, so attributes cost nothing
+//! more. A cookie stands for a name, behind which the listing continues, and not for a count, so that entries made or
+//! removed meanwhile neither repeat nor hide others. `position` finds the name of a cookie.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -39,10 +37,10 @@ const MAX_ENTRIES: usize = 4096;
 const DOT_COOKIE: u64 = 1;
 /// The cookie of `..`, a number that no entry has.
 const DOT_DOT_COOKIE: u64 = 2;
-/// The same of `.snapshots`, where it is listed.
+/// Cookie of `.snapshots`, if that is listed.
 const SNAPSHOTS_COOKIE: u64 = 3;
 
-/// Where a listing goes on.
+/// The position at which a listing continues.
 enum From {
     /// With the first entry.
     Begin,
@@ -93,7 +91,7 @@ impl Fs {
         }
         let max = max.min(MAX_ENTRIES);
         let mut out = Vec::new();
-        // For once: who asks again has a reason to.
+        // Only once: a second call with this cookie scans again, because the caller may know of new entries.
         if open.end.swap(0, Ordering::Relaxed) == cookie && cookie != 0 {
             return Ok(out);
         }
@@ -216,7 +214,8 @@ impl Fs {
             From::Behind(name) => path::listing(&at.contents, Some(name)),
             From::At(name) => path::listing_between(&at.contents, name, None),
         };
-        // Where records of linked files stand; in a view of the same moment, as the place may be let go.
+        // The lineage, whose link area has the records of linked files, with a view of the same moment: the directory
+        // may be moved once its locks are released.
         let links = match self.has_links() && !plus {
             true => Some((self.db.snapshot(), self.domain(&at).contents)),
             false => None,

@@ -12,10 +12,10 @@ use crate::{
     volume::Fs,
 };
 
-/// A directory on the way of the scan.
+/// A directory on the path to the record that the scan has reached.
 pub(crate) struct ScannedDir {
     pub lineage: ViewedLineage,
-    /// It is the root of its lineage.
+    /// Whether the directory is the root of its lineage.
     pub root: bool,
 }
 
@@ -49,7 +49,7 @@ impl Fs {
             if record.kind != FileKind::Directory || own.is_empty() {
                 continue;
             }
-            // One whose directory does not exist is nowhere: `check` tells of it.
+            // An entry whose directory does not exist is in no tree; `check` reports it.
             if descend(&view, &mut lineages, &mut way, path::directory_of(own))?
                 && let Some(dir) = way.last()
                 && let ViewedNumber::Ino(ino) = lineages.number(&view, dir.lineage, &record)?
@@ -61,8 +61,8 @@ impl Fs {
     }
 }
 
-/// Makes the way, which has been left as far as need be, end with the directory of this contents prefix; false if it is
-/// none.
+/// Extends `way`, from which the caller has removed what is no ancestor, to the directory with this contents prefix.
+/// False if there is no such directory.
 pub(crate) fn descend(
     view: &Snapshot,
     lineages: &mut ViewedLineages,

@@ -63,7 +63,7 @@ pub(crate) fn linked_record(view: &Snapshot, contents: &[u8], id: u64) -> Result
     let damaged = |detail| Error::Damaged { what: format!("linked file {id}"), detail };
     let value = view.get(&path::meta(&path::linked(contents, id)))?;
     let record = Record::decode(&value.ok_or(damaged("its record does not exist"))?).map_err(damaged)?;
-    // It would be a directory that lies nowhere.
+    // A linked record is never a directory.
     if record.kind == FileKind::Directory {
         Err(damaged("its record is that of a directory"))
     } else {

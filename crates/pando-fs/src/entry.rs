@@ -31,7 +31,7 @@ use crate::{
     volume::Fs,
 };
 
-/// What is to be made.
+/// The entry that is to be made.
 struct New<'a> {
     kind: FileKind,
     mode: u32,
@@ -45,7 +45,7 @@ impl Fs {
         batch.upsert(at.meta(), change.encode());
     }
 
-    /// Makes an entry. The guards that come back keep the entry from being changed.
+    /// Makes an entry. The caller gets the guards that keep it from being changed.
     fn make(&self, c: &Caller, parent: Ino, name: &OsStr, new: New<'_>) -> Result<(InodeRef, DirAt, Guard)> {
         self.writable()?;
         let bytes = check_name(name)?;
@@ -326,9 +326,8 @@ impl Fs {
         batch.delete(path::meta(&entry));
         inode.peek(|s| Self::drop_data(&mut batch, &path::data(&entry), &s.record));
         let nameless = self.nameless_below(&mut batch, &inode, now)?;
-        // Removing the entries one by one has left a tombstone for each, which gives space back only when it reaches
-        // the leaf, and never in a leaf that a clone shares. These two range deletes replace all of them, and what they
-        // delete.
+        // Removing the entries one by one has left a tombstone for each. A tombstone frees space only when it reaches
+        // the leaf, and never in a leaf that a clone shares. These two range deletes replace all of them.
         let below = path::contents(&at.contents, bytes)?;
         batch.delete_prefix(path::meta(&below)).delete_prefix(path::data(&below));
         self.drop_kept_by_prefix(&mut batch, &below, &Staying::new())?;

@@ -64,7 +64,7 @@ pub enum Error {
         /// Changes, a count.
         changes: usize,
     },
-    /// What a merge changes was changed by others all the time, and nothing was done (EBUSY).
+    /// Other calls kept changing what a merge changes, so it did nothing (EBUSY).
     #[error("{0}: others kept changing what the merge changes too; nothing was done, try again")]
     MergeDisturbed(String),
     /// The plan of a merge takes more memory than a user's may (EFBIG).
@@ -82,7 +82,7 @@ pub enum Error {
     /// The file system has as many policies for snapshots as it can have (EFBIG).
     #[error("a file system has at most {0} policies for snapshots; take one back first")]
     TooManyPolicies(usize),
-    /// A user has as many of them as are left for others (EFBIG).
+    /// A user already has as many policies as there is space for from other users together (EFBIG).
     #[error("these {0} policies for snapshots are as many as are left for others; take one back first")]
     TooManyOwnPolicies(usize),
     /// The tree of a directory would take more than its quota (EDQUOT).

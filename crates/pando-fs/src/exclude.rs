@@ -133,7 +133,7 @@ fn place_of<'n>(top: &[u8], names: &[&'n [u8]]) -> Result<Option<(Vec<u8>, &'n [
     Ok(Some((dir, last)))
 }
 
-/// Those of these paths that lie in none of the others, each once.
+/// The outermost of `paths`: those that lie below none of the others, each once.
 pub(crate) fn outermost(paths: Vec<Vec<&[u8]>>) -> Vec<Vec<&[u8]>> {
     let mut left: Vec<Vec<&[u8]>> = Vec::new();
     for path in &paths {

@@ -1,4 +1,4 @@
-//! Families of snapshots: those of one directory, and how they are seen in it.
+//! Families of snapshots: the snapshots of one directory, and the directory `.snapshots` that shows them.
 //!
 //! A family belongs to the inode number of its directory, which stays when the directory is renamed and differs in
 //! every clone. It has a number of its own, under which the snapshots are listed, and a file number for the directory
@@ -31,7 +31,7 @@ const KEEP: u8 = 1;
 const RECEIVED: u8 = 2;
 /// Flag bit of a snapshot that a stored policy had made.
 const AUTOMATIC: u8 = 4;
-/// Bits of the mode of `.snapshots`; who may not write to a snapshot is told by the error.
+/// Bits of the mode of `.snapshots`. Writing to a snapshot fails with an error of its own (EROFS), whatever the mode.
 const DIR_MODE: u16 = 0o755;
 
 /// What is stored of a family.

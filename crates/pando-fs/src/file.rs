@@ -35,8 +35,8 @@ impl Fs {
         Ok(attr)
     }
 
-    /// The same from memory. No I/O, never waits for a call under way; of a file with holes the blocks may be those
-    /// before the first hole.
+    /// The attributes as far as memory has them: no I/O, and no wait for a call in progress. For a file with holes
+    /// the blocks may be only those before the first hole.
     pub fn attr_in_memory(&self, ino: Ino) -> Result<Attr> {
         let inode = self.table.get(ino)?;
         let attr = inode.attr();
@@ -46,7 +46,7 @@ impl Fs {
         }
     }
 
-    /// Changes attributes, in one batch. Of symbolic links the mode cannot be changed (EOPNOTSUPP).
+    /// Changes attributes, in one batch. The mode of a symbolic link cannot be changed (EOPNOTSUPP).
     pub fn setattr(&self, c: &Caller, ino: Ino, s: &SetAttr) -> Result<Attr> {
         self.writable()?;
         let inode = self.table.get(ino)?;
@@ -104,8 +104,8 @@ impl Fs {
         if s.size.is_some() && s.mtime.is_none() {
             change.mtime = Some(now);
         }
-        // A change of owner takes the set-id bits of executables from everybody; a change of
-        // content does so unless root made it. Those of a directory mean something else and stay.
+        // A change of owner clears the set-id bits of executables, whoever makes it; a change of content does so
+        // unless root makes it. Directories keep theirs, which mean something else.
         let owner_changes = s.uid.is_some() || s.gid.is_some();
         let content_changes = s.size.is_some() && !c.keeps_set_id();
         let drops = owner_changes || content_changes || s.kill_suidgid;

@@ -1,15 +1,16 @@
-//! Runs of files: which files are read whole, one after the other, in the order in which their data lie.
+//! Runs of files: readahead across files that are read whole, one after the other, in the order of their keys.
 //!
-//! `grep -r`, `cp -r`, `tar` and compilers read the files of a directory as it lists them, and that is the order of
-//! their keys. The kernel reads ahead inside a file; what lies behind its end only we know. So when a few files of a
-//! directory have been read whole in order, what lies behind the last one is read ahead as if the directory were one
-//! file: as much as the run has read so far, up to a bound, so at most as much is read in vain as was read in
-//! earnest. A run goes on in the directories below, because their data come next; and where the next file that is
-//! read lies in a later directory, in all that comes behind it in the directory that has both: somebody walks through
-//! a tree.
+//! `grep -r`, `cp -r`, `tar` and compilers read the files of a directory in the order of its listing, which is the
+//! order of their keys. The kernel reads ahead within a file; only the file system knows the next file. So when a few
+//! files of a directory have been read whole in order, the data behind the last one are read ahead as if the
+//! directory were one file: as many bytes as the run has read so far, up to a bound. So at most as much is read in
+//! vain as the program has read. A run continues in the directories below, because their data come next. If the next
+//! file that is read lies in a later directory, the program walks through a tree: the run then covers the rest of the
+//! directory that contains both.
 //!
-//! Guarantees: all runs together have at most the stated number of bytes read ahead; at most one piece of a run is
-//! under way; a run that is left has nothing more read ahead. Knows keys only; uses the layout of [`path`].
+//! Guarantees: all runs together read at most the stated number of bytes ahead; a run has at most one request in
+//! progress; nothing more is read ahead for a run that its program has left. This module knows only keys, by the
+//! layout of [`path`].
 
 use std::collections::VecDeque;
 
@@ -18,14 +19,14 @@ use parking_lot::Mutex;
 
 use crate::path;
 
-/// Runs that are told apart, a count. If more trees are read at once, the oldest run is forgotten.
+/// Runs that are remembered, a count. If more trees are read at once, the oldest run is forgotten.
 const MAX_RUNS: usize = 8;
 /// Files that make a run, a count.
 const MIN_FILES: u32 = 3;
-/// Less than this is not worth a request, bytes.
+/// Least bytes of a readahead request.
 const MIN_REQUEST_BYTES: u64 = 64 << 10;
 
-/// What is to be read ahead: some `bytes` of the pairs in `from..to`.
+/// A readahead request: `bytes` bytes of the pairs in `from..to`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
     /// The run, for [`FileRuns::asked`].
@@ -74,7 +75,7 @@ impl FileRun {
                 None => self.top = dir.clone(),
             }
         }
-        // It has come to an end where it was: nothing of that was in vain.
+        // The run has reached the end of the range before: all that was read ahead was used.
         if self.top != before && self.to == path::behind(&before) {
             (self.to, self.ahead) = (None, 0);
         }
@@ -112,7 +113,7 @@ impl FileRuns {
             }
         };
         match &run.to {
-            // All that was read ahead was in vain.
+            // Nothing of what was read ahead was used.
             Some(to) if to <= file => {
                 run = FileRun { id: run.id, busy: run.busy, top: dir.clone(), ..FileRun::default() };
             }
@@ -233,8 +234,8 @@ mod tests {
         assert_eq!(below.from, file(&["d", "below"], "5"), "from where the last piece ended");
     }
 
-    /// A walk through a tree: each directory begins with what comes next in memory already. Who leaves it for one file
-    /// elsewhere begins anew there.
+    /// In a walk through a tree, the first files of each directory are read ahead already. A program that opens one
+    /// file elsewhere begins a new run there.
     #[test]
     fn a_run_goes_on_in_the_directories_beside() {
         let runs = runs();

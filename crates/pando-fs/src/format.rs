@@ -7,30 +7,31 @@ use crate::error::{Error, Result};
 /// Version of the keys and records of the file system.
 const FORMAT_VERSION: u32 = 1;
 const FORMAT_MAGIC: &[u8; 8] = b"pando-fs";
-/// Feature that a program must know to open at all: files with holes have maps of their blocks, and lineages
-/// are given back. A store without it gets it when it is first opened for writing.
+// Feature bits of a store. A program that does not know one of them must not open the store at all. Except for the
+// first bit, a store gets the bit of a feature when the feature is first used, and keeps it.
+
+/// Files with holes have maps of their blocks, and lineages are given back. A store without this bit gets it when it is
+/// first opened for writing.
 pub(crate) const FEATURE_MAPS_AND_LINEAGES: u64 = 1;
-/// The same: some entry has, or had, extended attributes. A store gets it with the first of them.
+/// Some entry has, or had, extended attributes.
 pub(crate) const FEATURE_EXTENDED_ATTRIBUTES: u64 = 2;
-/// The same: some file has, or had, more than one name. A store gets it with the first of them.
+/// Some file has, or had, more than one name.
 pub(crate) const FEATURE_HARD_LINKS: u64 = 4;
-/// The same: there are, or were, snapshots. A store gets it with the first of them.
+/// There are, or were, snapshots.
 pub(crate) const FEATURE_SNAPSHOTS: u64 = 8;
-/// The same: a tree has been changed by a message that changes the modes of all that is in it. A store gets it with the
-/// first such message.
+/// A tree has been changed by a range-upsert that changes the modes of everything in it.
 pub(crate) const FEATURE_TREE_CHANGES: u64 = 16;
-/// Bit of the features: snapshots that say which one they were received as.
+/// Some snapshot was received, and its record says from which stream.
 pub(crate) const FEATURE_RECEIVED: u64 = 32;
-/// The same: there are, or were, forks. A store gets it with the first of them.
+/// There are, or were, forks.
 pub(crate) const FEATURE_FORKS: u64 = 64;
-/// The same: some directory has, or had, a policy for its snapshots. A store gets it with the first of them.
+/// Some directory has, or had, a policy for its snapshots.
 pub(crate) const FEATURE_POLICIES: u64 = 128;
-/// The same: some directory has, or had, an account of what is below it. A store gets it with the first of them.
+/// Some directory has, or had, an account of the space below it (quotas).
 pub(crate) const FEATURE_ACCOUNTS: u64 = 256;
-/// The same: merges have made, or make, volumes to work in. A store gets it with the first such merge.
+/// Some merge works, or worked, in a hidden volume.
 pub(crate) const FEATURE_WORKS: u64 = 512;
-/// The same: some directory has, or had, snapshots, and its place says so. A store gets it with the first snapshot of a
-/// directory that is made.
+/// Some directory has, or had, snapshots, and a key under its contents prefix says so.
 pub(crate) const FEATURE_SNAPSHOTTED: u64 = 1024;
 /// All bits of features that this program knows.
 const KNOWN_FEATURES: u64 = FEATURE_MAPS_AND_LINEAGES
@@ -56,7 +57,7 @@ pub(crate) fn encode_format(label: &str, features: u64) -> Bytes {
     out.freeze()
 }
 
-/// As much of a label as the superblock has room for, for programs that read it without opening the store.
+/// The beginning of a label that fits into the superblock, for programs that read it without opening the store.
 pub(crate) fn for_superblock(label: &str) -> &str {
     /// Bytes of the field.
     const LABEL_BYTES: usize = 64;

@@ -1,8 +1,8 @@
-//! A directory as it is now, read-only, in a volume of its own: what a snapshot is, and the origin of a fork.
+//! Freezes a directory: a read-only clone in a volume of its own, which is a snapshot or the origin of a fork.
 //!
-//! The volume has a number that no other has had, and the directory is its root, the root of a lineage. What it takes
-//! is one prefix clone for entries, one for data, and one for extended attributes that lie outside of the record; none
-//! is larger for a larger tree. Files with several names are the business of whoever calls.
+//! The volume has a number that no other volume has had, and the directory is its root, and the root of a lineage.
+//! The clone is three operations, whatever the size of the tree: a prefix clone of the entries, one of the data, and
+//! one of the extended attributes outside the records. Callers have to handle files with several names themselves.
 
 use pando_db::Batch;
 
@@ -14,14 +14,14 @@ use crate::{
 };
 
 impl Fs {
-    /// A number for a volume. No I/O but for one number of a few thousand.
+    /// A new number for a volume. I/O only for one number of a few thousand.
     pub(crate) fn fresh_volume(&self) -> Result<u32> {
         let taken = self.snapshot_numbers.take(&self.db)?;
         u32::try_from(taken).map_err(|_| Error::Exhausted("snapshot numbers"))
     }
 
-    /// Adds to the batch that the volume `number` has what the directory with the contents prefix `contents` is at this
-    /// place of the batch. `entry` is the path of its entry, and `record` what it has there.
+    /// Adds the clone to a batch: the volume `number` gets the directory with the contents prefix `contents`, as it
+    /// is at this place in the batch. `entry` is the path of its entry, and `record` its record there.
     pub(crate) fn freeze(
         &self,
         batch: &mut Batch,
@@ -39,7 +39,7 @@ impl Fs {
         self.put_frozen_root(batch, number, record)
     }
 
-    /// Adds the record of the root of a volume, by that which the directory has.
+    /// Adds the record of the root of a volume, made from that of the directory.
     pub(crate) fn put_frozen_root(&self, batch: &mut Batch, number: u32, record: &Record) -> Result<()> {
         let root = Record { clone_id: self.fresh_clone()?, pin: None, ..record.clone() };
         batch.put(path::meta(&path::snapshot(number)), root.encode());

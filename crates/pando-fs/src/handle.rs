@@ -78,7 +78,7 @@ impl<T> Handles<T> {
         self.open.read().len() as u64
     }
 
-    /// All that are open now.
+    /// All open handles.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         self.open.read().values().cloned().collect()
     }

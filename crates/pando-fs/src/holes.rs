@@ -1,8 +1,8 @@
-//! What is known of the holes of a file, in memory and in batches that change it.
+//! The holes of a file: what is known of them in memory, and the operations of batches that change them.
 //!
-//! What `stat` tells of a file with holes needs its map (`blockmap`) once, and a number after that. A write reads the
-//! pieces of the map that it changes, and a search for holes reads all of it; both are kept in the inode. How much
-//! memory all of them take is bounded (`kept_maps`).
+//! The first `stat` of a file with holes reads its map (`blockmap`); after that the number of its blocks is known. A
+//! write reads the pieces of the map that it changes, and a search for holes reads the whole map; the inode keeps
+//! what was read. The memory of all maps is bounded (`kept_maps`).
 
 use bytes::Bytes;
 use pando_db::Batch;
@@ -60,7 +60,7 @@ impl MapChange {
         }
     }
 
-    /// The same in memory.
+    /// Applies the change in memory.
     pub(crate) fn apply(self, s: &mut InodeState) {
         match self {
             MapChange::Nothing => {}
@@ -87,7 +87,7 @@ impl InodeState {
         self.known.part()
     }
 
-    /// The same, to be put back when it is changed.
+    /// Takes the map out of memory; the caller changes it and puts it back.
     pub(crate) fn take_map(&mut self) -> Option<BlockMap> {
         self.known.take()
     }
@@ -187,8 +187,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Sees that it is known how many blocks a file with holes has. The caller holds `tree` of it. The whole map is
-    /// read if nobody has counted it, and not kept: whoever lists files looks at many.
+    /// Makes sure that the number of blocks of a file with holes is known. The caller holds `tree` of the file. If
+    /// they were not counted yet, this reads the whole map and does not keep it, because a listing of files needs the
+    /// maps of many.
     fn count_blocks(&self, inode: &InodeRef, data: &Bytes, dense: u64) -> Result<()> {
         let (size, counted) = inode.peek(|s| (s.record.size, s.known.is_counted(dense, s.record.size)));
         if inode.peek(|s| s.known.units(dense, size)).is_some() {
@@ -202,8 +203,8 @@ impl Fs {
         Ok(())
     }
 
-    /// What `stat` tells of an inode; the map of a file with holes is read for it. The caller holds nothing. If the
-    /// map cannot be read, the blocks are those before the first hole.
+    /// The attributes for `stat`, for which the map of a file with holes is read. The caller holds no lock. If the
+    /// map cannot be read, only the blocks before the first hole count.
     pub(crate) fn attr(&self, inode: &InodeRef) -> Attr {
         if inode.peek(|s| s.is_uncounted())
             && let Ok(at) = self.hold(inode, false)
@@ -241,8 +242,8 @@ impl Fs {
         Ok(inode.peek(|s| file_bytes(s.record.size, s.record.dense, s.part_of_map())))
     }
 
-    /// To be called when a map was put into this inode: takes the maps of others out of memory, where all of them take
-    /// too much. The caller holds `tree` of the inode.
+    /// To be called when a map was put into this inode: drops the maps of other inodes if all maps take too much
+    /// memory. The caller holds `tree` of the inode.
     pub(crate) fn keep_map(&self, inode: &InodeRef) {
         let bytes = inode.peek(|s| s.part_of_map().map_or(0, BlockMap::memory_bytes));
         if bytes == 0 {

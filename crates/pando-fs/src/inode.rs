@@ -1,12 +1,12 @@
 //! The table of inodes in memory.
 //!
-//! Only inodes that somebody refers to are here: the kernel (lookups), an open handle, a call in flight, or a child
-//! that is here. An inode knows its parent and its name there, so that renaming a directory is one change whatever lies
-//! below: paths are found by walking up.
+//! The table has only inodes with references: from the kernel (lookups), an open handle, a call in progress, or a
+//! child in the table. An inode knows its parent and its name there, so that renaming a directory is one change
+//! whatever lies below: a path is found by walking up.
 //!
-//! Guarantees: at most one [`Inode`] per number; a record in memory is what the engine would answer (but for an access
-//! time that is kept in memory only), also when an inode leaves and comes back while somebody reads its record
-//! ([`Table::enter`]); an inode is in the set of children of what it hangs on, and in no other. Calls nothing that
+//! Guarantees: at most one [`Inode`] per number; a record in memory equals the record in the engine (except for an
+//! access time that is kept in memory only), also if an inode leaves the table and comes back while a thread reads
+//! its record ([`Table::enter`]); an inode is in the set of children of its parent, and in no other. Nothing here
 //! does I/O.
 
 use std::{
@@ -104,13 +104,13 @@ pub(crate) struct Inode {
     pub kind: FileKind,
     /// Lineage of the entries of a directory; of the inode itself otherwise.
     pub lineage: u32,
-    /// It is in a snapshot, and never changes.
+    /// Whether the inode is in a snapshot, and never changes.
     pub frozen: bool,
     /// Held shared by every call on this inode and, for directories, on what is below; held
     /// exclusively to change data or place. See the module `place` for the order.
     pub tree: Arc<RwLock<()>>,
-    /// Of directories: held to look at (shared) or change (exclusive) the set of entries. Other
-    /// kinds never use it and share the lock above.
+    /// For directories: held shared to read the set of entries, and exclusively to change it. Other kinds never use
+    /// it, and have the lock above here, too.
     pub names: Arc<RwLock<()>>,
     /// What hangs on it in memory.
     pub(crate) children: Children,
@@ -122,8 +122,8 @@ pub(crate) struct Inode {
 }
 
 impl Inode {
-    /// Looks at the state. Within `f` no state is looked at again, of this or another inode: who does so with the same
-    /// one would wait for ever.
+    /// Reads the state. `f` must not read the state of this or another inode: with the same inode it would wait for
+    /// ever.
     pub(crate) fn peek<T>(&self, f: impl FnOnce(&InodeState) -> T) -> T {
         let _last = LastLock::enter();
         f(&self.state.lock())
@@ -139,8 +139,8 @@ impl Inode {
 
     /// Replaces the link. The caller holds `tree` exclusively.
     ///
-    /// A directory that would lie in itself is gone instead, or nobody who climbs would arrive. Only records that were
-    /// tampered with lead to that: of two directories with one number, one may be moved into the other.
+    /// If the directory would lie in itself, it becomes dead instead, because a walk up would never end. Only a
+    /// damaged image leads to that: if two directories have one number, one can be moved into the other.
     pub(crate) fn relink(&self, link: Link) {
         let link = match link {
             Link::At { parent, .. } if self.kind == FileKind::Directory && parent.hangs_on(self.ino) => {
@@ -281,7 +281,7 @@ impl Deref for InodeRef {
 }
 
 impl InodeRef {
-    /// As [`Inode::relink`], to another place.
+    /// As [`Inode::relink`], for a move to another directory.
     pub(crate) fn move_to(&self, link: Link) {
         self.table.moving.fetch_add(1, Ordering::AcqRel);
         self.relink(link);
@@ -346,9 +346,9 @@ impl InodeRef {
                     Err(_) => break,
                 }
             }
-            // The last one is gone for good. Those below it are dead only if they still are below
-            // it now: they may have been moved away before it was removed. From the top down, as what
-            // hangs on something dead cannot move any more.
+            // The topmost inode was removed. The ones below it are dead only if they are still below it, because they
+            // may have been moved away before the removal. They are checked from the top down: a child of a dead
+            // inode cannot be moved any more.
             for pair in up.windows(2).rev() {
                 if let [below, above] = pair
                     && !matches!(below.parent(), Ok(Some(p)) if p.ino == above.ino)
@@ -374,7 +374,8 @@ impl Clone for InodeRef {
 impl Drop for InodeRef {
     fn drop(&mut self) {
         let mut last = self.table.put(&self.inode, 1);
-        // An inode that leaves gives back its parent, and so on up: a loop, as trees are deep.
+        // An inode that leaves the table drops its reference to its parent, which may then leave, and so on. This is
+        // a loop and no recursion, because trees may be deep.
         while let Some(inode) = last.take() {
             let link = std::mem::replace(&mut inode.state.lock().link, Link::Gone);
             if let Link::At { parent, .. } | Link::Linked { root: parent, .. } = link {

@@ -1,7 +1,7 @@
-//! Which files with holes have their maps in memory, and how much all of these may take.
+//! The list of files with holes whose maps are in memory, and the bound of their memory.
 //!
-//! Only a list: the maps are in the inodes. Whoever puts one there says so, and is told which others are to go. The
-//! bound holds but for those that are in use at that moment, and the last one.
+//! The maps themselves are in the inodes. A caller that puts one there notes it here, and gets the inodes whose maps
+//! it has to drop. Maps that are in use at that moment, and the newest one, may exceed the bound.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -21,7 +21,7 @@ pub(crate) struct KeptMaps {
 struct KeptState {
     /// What each takes, bytes.
     of: HashMap<Ino, u64>,
-    /// The same numbers, the one that came first in front.
+    /// The same inode numbers, the oldest first.
     order: VecDeque<Ino>,
     sum: u64,
 }
@@ -41,8 +41,8 @@ impl KeptMaps {
         Self { most, state: Mutex::default() }
     }
 
-    /// Notes that the map of an inode is in memory; gives those whose maps are to go, which are not in the list any
-    /// more. They may be gone already.
+    /// Notes that the map of an inode is in memory. Returns the inodes whose maps the caller has to drop; they are
+    /// not in the list any more, and may have left memory already.
     pub(crate) fn note(&self, ino: Ino, bytes: u64) -> Vec<Ino> {
         let mut state = self.state.lock();
         state.put(ino, bytes);

@@ -1,11 +1,8 @@
-//! Bounds and pieces of keys in words: for tools that show where the engine
-//! keeps what.
+//! Bounds and pieces of keys as text, for tools that show which keys a node of the engine has.
 //!
-//! A bound between two nodes need not be a whole key, and inside the DAG keys
-//! stand without what an edge has taken off; so this reads as far as the bytes
-//! go. It only shows: two different bounds may look the same. Whole keys are put
-//! into words by [`crate::describe_key`]. Pure functions; knows the encoding of
-//! `path` and uses nothing else.
+//! A bound between two nodes need not be a whole key, and below an edge keys are stored without the prefix that the
+//! edge has removed; so this describes as much as the bytes say. Two different bounds may look the same.
+//! [`crate::describe_key`] describes whole keys. Pure functions; knows the encoding of `path` and uses nothing else.
 
 use std::ffi::OsString;
 

@@ -1,10 +1,10 @@
-//! What an inode in memory knows of the holes of its file: the map or a part of it, or only how many blocks there are.
+//! The holes of a file as far as its inode in memory knows them: the map or a part of it, or only the number of blocks.
 //!
-//! Guarantees that what is said is of the record as it is, if each change of a map passes through here.
+//! Guarantee: the answers fit the present record, if each change of a map passes through this module.
 
 use crate::blockmap::BlockMap;
 
-/// What is known of the holes of a file. Most files have none: those pay for a pointer only.
+/// The known holes of a file. Most files have none, and pay for a pointer only.
 #[derive(Debug, Default)]
 pub(crate) struct KnownHoles(Option<Box<Known>>);
 
@@ -21,7 +21,7 @@ struct Known {
 struct BlockCount {
     /// The dense beginning and the size of the file for which this holds.
     of: (u64, u64),
-    /// What `st_blocks` is.
+    /// The value of `st_blocks`.
     units: u64,
     /// Blocks behind the dense beginning.
     above: u64,
@@ -38,14 +38,15 @@ impl KnownHoles {
         self.0.as_ref()?.map.as_ref()
     }
 
-    /// The same, in which pieces that were read are put: of a file with this dense beginning and size.
+    /// The part of the map in memory, to which the caller adds pieces that it has read, for a file with this dense
+    /// beginning and size.
     pub(crate) fn part_mut(&mut self, dense: u64, size: u64) -> &mut BlockMap {
         let known = self.0.get_or_insert_default();
         let count = known.count.take().filter(|count| count.of == (dense, size));
         known.map.get_or_insert_with(|| BlockMap::part(count.map(|count| count.above)))
     }
 
-    /// The map or a part of it, to be put back when it is changed. Nothing is known then.
+    /// Takes the map or the part of it out, to be changed and put back. Nothing is known meanwhile.
     pub(crate) fn take(&mut self) -> Option<BlockMap> {
         self.0.take()?.map
     }
@@ -54,7 +55,7 @@ impl KnownHoles {
         self.0 = map.map(|map| Box::new(Known { map: Some(map), count: None }));
     }
 
-    /// What `st_blocks` of a file with holes is, if it is known.
+    /// The value of `st_blocks` of a file with holes, if it is known.
     pub(crate) fn units(&self, dense: u64, size: u64) -> Option<u64> {
         let known = self.0.as_deref()?;
         match &known.map {
@@ -63,7 +64,7 @@ impl KnownHoles {
         }
     }
 
-    /// Whether it is known how many blocks behind the dense beginning there are.
+    /// Whether the number of blocks behind the dense beginning is known.
     pub(crate) fn is_counted(&self, dense: u64, size: u64) -> bool {
         let Some(known) = self.0.as_deref() else { return false };
         match &known.map {
@@ -72,7 +73,7 @@ impl KnownHoles {
         }
     }
 
-    /// Remembers what a whole map says of how many blocks there are; that map is not kept.
+    /// Stores the number of blocks that a whole map has; the map itself is not kept.
     pub(crate) fn count_by(&mut self, whole: &BlockMap, dense: u64, size: u64) {
         match self.0.as_deref_mut().and_then(|known| known.map.as_mut()) {
             Some(map) => map.count_by(whole, size),
@@ -80,7 +81,7 @@ impl KnownHoles {
         }
     }
 
-    /// Remembers of a map that goes how many blocks there are, if it says so.
+    /// Stores the number of blocks of a map that is dropped, if the map has it.
     pub(crate) fn set_count(&mut self, map: &BlockMap, dense: u64, size: u64) {
         let of = (dense, size);
         let count =

@@ -1,13 +1,13 @@
 //! Files that lose their last name while a call by that name is on its way.
 //!
-//! A kernel that has found a file by name opens it, or changes it, with a call of its own. If the file was replaced or
-//! removed in between, that call gets ESTALE, and the kernel goes the path once more. Where one name is replaced
-//! thousands of times a second, the second call comes too late as well, and the program is told ESTALE.
+//! The kernel looks a file up by name, and then opens or changes it with a second call. If the file was replaced or
+//! removed in between, the second call gets ESTALE, and the kernel looks the path up once more. If a name is replaced
+//! thousands of times a second, the repeated call comes too late as well, and the program gets ESTALE.
 //!
-//! So a call that came too late is noted. For a while afterwards ([`KEEPS_FOR`]) a file that loses its last name is
-//! kept as if it were open, until the kernel has forgotten it: the second call finds it. Guarantees: where no call
-//! comes too late, no file is kept and there is no cost; at most [`MAX_KEPT_FILES`] files are kept at a time, and
-//! others are removed at once.
+//! So a call that came too late is noted. For some time afterwards ([`KEEPS_FOR`]) a file that loses its last name is
+//! kept as if it were open, until the kernel has forgotten it, so that the repeated call finds it. Guarantees: if no
+//! call comes too late, no file is kept and there is no cost; at most [`MAX_KEPT_FILES`] files are kept at a time,
+//! and others are removed at once.
 
 use std::{
     collections::HashMap,
@@ -75,7 +75,7 @@ impl LateCalls {
     /// it exclusively, and says when the name is gone: until then the open is taken back where the answer is dropped.
     pub(crate) fn keep(&self, inode: &InodeRef) -> Option<KeptFile<'_>> {
         let mut state = self.state.lock();
-        // One that a mount has never forgotten may be kept already.
+        // The file may be kept already, if a mount has never forgotten it.
         if state.kept.len() >= MAX_KEPT_FILES || state.kept.contains_key(&inode.ino) {
             return None;
         }
@@ -116,7 +116,7 @@ impl LateCalls {
         gone
     }
 
-    /// All files that are kept, which are so no longer. The caller takes back the opens.
+    /// Stops keeping files, and returns those that were kept. The caller undoes their opens.
     pub(crate) fn end(&self) -> Vec<InodeRef> {
         let kept = std::mem::take(&mut self.state.lock().kept);
         self.len.store(0, Ordering::Release);

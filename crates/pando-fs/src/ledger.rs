@@ -1,9 +1,9 @@
-//! What is in memory of accounts: the lock for changing them, and which are to be counted.
+//! The state of accounts in memory: the lock for changing them, and the accounts that have to be counted.
 //!
-//! A call that changes what a tree takes adds the difference to accounts in memory and in its batch, and holds the lock
-//! shared from the one to the other. So a thread that holds the lock exclusively sees accounts in memory that are those
-//! of the engine. Guarantees that one thread at a time counts, and that a thread waits for the lock no longer than
-//! batches under way take.
+//! A call that changes the space of a tree adds the difference to the accounts in memory and in its batch, and holds
+//! the lock shared until both are done. So a thread that holds the lock exclusively finds the same accounts in memory
+//! as in the engine. Guarantees: one thread at a time counts, and a thread waits for the lock only as long as the
+//! batches in progress take.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,7 +20,7 @@ const MAX_FROZEN_DIRS: usize = 256;
 /// Most directories that wait to be counted; those beyond are found again when something below them changes.
 const MAX_WAITING_DIRS: usize = 256;
 
-/// The lock, shared with others.
+/// The lock, held shared.
 pub(crate) type SharedAccounts<'a> = RwLockReadGuard<'a, ()>;
 /// The lock, held exclusively.
 pub(crate) type SoleAccounts<'a> = RwLockWriteGuard<'a, ()>;
@@ -41,8 +41,8 @@ pub(crate) struct Ledger {
     counting: Mutex<()>,
     /// How often accounts became stale.
     marks: AtomicU64,
-    /// What directories in snapshots take, which never changes, by their contents prefixes. Those begin with the number
-    /// of a volume, which no other one has later; inode numbers are given out again.
+    /// Bytes of directories in snapshots, which never change, by contents prefix: it begins with the number of the
+    /// volume, which is never reused, unlike inode numbers.
     frozen: Mutex<HashMap<Vec<u8>, i64>>,
     state: Mutex<RecountQueue>,
     changed: Condvar,

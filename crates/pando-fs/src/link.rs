@@ -29,11 +29,11 @@ const MAX_LINKS: u32 = i32::MAX as u32;
 
 /// Where a file is before it gets another name.
 enum Before {
-    /// It has one name, and the keys of a plain entry.
+    /// The file has one name, and the keys of a plain entry.
     Plain { parent: InodeRef, name: Box<[u8]> },
-    /// It is in the link area.
+    /// The file is in the link area.
     Linked { root: InodeRef, id: u64 },
-    /// It has no name, and was made so.
+    /// The file was made without a name, and has none yet.
     Nameless,
 }
 
@@ -192,7 +192,7 @@ impl Fs {
     ) -> Result<()> {
         let around = end.at.dir.lineage;
         if around != inode.lineage {
-            // It keeps its number, as a file that is moved there.
+            // The file keeps its inode number, as a moved file does.
             let (from, kept) = (inode.lineage, (inode.ino, inode.lineage));
             let (file, clone) = (|| self.fresh_file(), || self.fresh_clone());
             self.lineages.moved(&self.db, batch, record, (from, around), kept, false, file, clone)?;

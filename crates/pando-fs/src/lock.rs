@@ -16,7 +16,7 @@ pub(crate) type Lock = Arc<RwLock<()>>;
 type SharedGuard = ArcRwLockReadGuard<RawRwLock, ()>;
 type ExclusiveGuard = ArcRwLockWriteGuard<RawRwLock, ()>;
 
-/// A lock that is held, to be let go by dropping it.
+/// A lock that is held. Dropping this releases it.
 pub(crate) enum Guard {
     Shared { _guard: SharedGuard },
     Exclusive { _guard: ExclusiveGuard },
@@ -59,10 +59,11 @@ pub(crate) fn attempt_shared(lock: &Lock) -> Result<Guard, Obstacle> {
 /// The attempts of one call.
 #[derive(Default)]
 pub(crate) struct Attempts {
-    /// The lock that the last attempt failed for. Without it, a directory that others use all
-    /// the time would be free when waited for, and taken again when tried.
+    /// The lock for which the last attempt failed, held by now. Without this, a lock that other calls use all the
+    /// time would be free when this call has waited for it, and taken again at the next attempt.
     pub spare: Option<(Lock, Guard)>,
-    /// An attempt was overtaken: the next one expects nothing, for others may never stop.
+    /// Another call has changed the tree during an attempt. The next attempt does not check for that, because other
+    /// calls may never stop.
     pub overtaken: bool,
 }
 

@@ -1,5 +1,4 @@
-//! The meaning of upserts in a file system: patches of data blocks and changes
-//! of metadata records, both blind.
+//! The merge function of the file system: upserts are patches of data blocks, and changes of metadata records.
 //!
 //! [`FsMerge`] is pure. A data operation is a write of bytes at an offset of a
 //! block, or a cut; bytes that a value lacks are zeros. A metadata operation
@@ -409,8 +408,8 @@ impl Merge for FsMerge {
         if first.first() == Some(&blockmap::EDIT_TAG) {
             return None; // it may delete, and what follows would do nothing then
         }
-        // Only a cut to nothing deletes, and one that begins so is combined with another cut only: to the
-        // same cut.
+        // Only a cut to zero bytes deletes the block. An operation that begins with such a cut combines only with
+        // another cut, to the same cut.
         self.combine(first, second)
     }
 }
@@ -536,7 +535,7 @@ mod tests {
                     let twice = FsMerge.apply(once.as_deref(), b);
                     assert_eq!(FsMerge.apply(old, &both), twice, "{a:?} {b:?} on {old:?}");
                     if old.is_some() {
-                        // Of a value that is there, as a range-upsert finds it, and leaves alone once it has gone.
+                        // A range-upsert applies to values that exist, and not to ones that were deleted before.
                         let present = once.as_ref().and_then(|once| FsMerge.apply(Some(once), b));
                         let both = FsMerge.combine_present(a, b).unwrap();
                         assert_eq!(FsMerge.apply(old, &both), present, "{a:?} {b:?} on {old:?}");

@@ -1,11 +1,11 @@
-//! Changes of the mode of many files as one value: what chmod(1) means by a mode, whatever the mode was before.
+//! Changes of modes as values: a mode in the language of chmod(1), applied to any old mode.
 //!
 //! A [`ModeChange`] is a function from the old mode bits of a directory, or of anything else, to the new ones. All
 //! that can be asked of chmod (octal numbers, `u+x`, `g=u`, `a+X`, lists of these), and the clearing of set-id bits
 //! by a change of owner, let each class of bits (read, write, execute) depend on that class only, and the set-id and
 //! sticky bits on themselves and on the execute bits. So a table with a row for each of the eight settings of a class
-//! says all, and two changes in turn are one table again ([`ModeChange::then`]), whatever they are: changes that wait
-//! for the same files never pile up. Pure functions; uses nothing.
+//! describes any change, and two changes in turn are again one table ([`ModeChange::then`]): changes that wait for
+//! the same files always combine to one. Pure functions; uses no other module.
 
 /// All bits of a mode that can be changed.
 pub(crate) const MODE_BITS: u16 = 0o7777;
@@ -42,11 +42,12 @@ fn gather(mode: u16) -> u8 {
 /// What becomes of one setting of three bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Row {
-    /// Of the bits for reading, of those for writing, of those for executing.
+    /// The result for the read bits; then those for the write and the execute bits.
     read: u8,
     write: u8,
     execute: u8,
-    /// Of the set-id and sticky bits of a file whose execute bits have this setting: of those not set, of those set.
+    /// The results for the set-id and sticky bits of a file whose execute bits have this setting: for bits that were
+    /// not set, and for bits that were.
     clear: u8,
     set: u8,
 }
@@ -59,7 +60,8 @@ pub struct ModeChange {
 }
 
 impl ModeChange {
-    /// The change that makes `f(mode, whether it is of a directory)` of each mode. Of `f` see the condition above.
+    /// The change that makes `f(mode, whether it is of a directory)` of each mode. The header says what `f` may
+    /// depend on.
     pub(crate) fn of(f: impl Fn(u16, bool) -> u16) -> Self {
         let row = |bits: usize, dir| {
             let old = spread(bits as u8) * 7;
@@ -130,10 +132,10 @@ impl ModeChange {
         Some(Self { rows })
     }
 
-    /// The change that a mode of chmod(1) asks for: up to four octal digits or more, or `[ugoa]*[-+=]...` with
-    /// `rwxXst`, with one of `ugo`, or with octal digits, several of them with commas between. Where no user is
-    /// named, the bits of `umask` stay as they are. As in GNU chmod, the set-id bits of directories change only where
-    /// they are named. `None` if it is no such mode.
+    /// The change that a mode of chmod(1) asks for: octal digits, or `[ugoa]*[-+=]...` with `rwxXst`, with one of
+    /// `ugo`, or with octal digits; several of these with commas between. Without one of `ugoa`, the bits of `umask`
+    /// stay as they are. As in GNU chmod, the set-id bits of directories change only if the mode names them. `None`
+    /// if the text is no such mode.
     pub fn parse(text: &str, umask: u16) -> Option<Self> {
         if text.starts_with(|c: char| c.is_ascii_digit()) {
             let value = octal(text)?;
@@ -165,15 +167,15 @@ enum How {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// These bits.
+    /// The given bits.
     Bits(u16),
-    /// These, and those for executing where there is one, or of a directory.
+    /// The given bits, and the execute bits of a directory or of a file that has one (`X`).
     BitsAndSearch(u16),
     /// What the class of users with these bits has.
     Like(u16),
 }
 
-/// One operator with what stands before and behind it.
+/// One operator with the classes before it and the bits behind it.
 #[derive(Clone, Copy)]
 struct ModeOp {
     /// The bits of the users that are named; 0 if none are.

@@ -1,6 +1,6 @@
-//! Entries on which something else is mounted, as threads have said of the calls that they make; see `mounted`.
+//! The list of entries on which other file systems are mounted, by thread; see `mounted`.
 //!
-//! To look costs one lock, which nobody holds for longer than it takes to copy what is known: nearly always nothing.
+//! A query takes one lock, which is held only while the list is copied. The list is nearly always empty.
 
 use std::thread::{self, ThreadId};
 

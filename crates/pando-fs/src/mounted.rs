@@ -1,11 +1,11 @@
-//! Entries on which something else is mounted, and trees that stay where they are because of these.
+//! Entries on which another file system is mounted, and which therefore must not be moved or removed.
 //!
-//! What is mounted on a directory is known to the kernel only, which refuses to remove or rename that directory. A
-//! change of a whole tree takes away many entries that the kernel is not asked about, and what is mounted in the tree
-//! would be unmounted, whoever mounted it. So a thread says before it makes such a change on what something is mounted
-//! ([`Fs::mounted_on`]). Guarantees that until this is taken back none of its calls takes such an entry from its place,
-//! alone or with a tree around it: they are refused (EBUSY). Calls of other threads are not held up by what one has
-//! found in the namespace of its caller.
+//! Only the kernel knows what is mounted on a directory, and it refuses to remove or rename that directory. A change
+//! of a whole tree removes or moves many entries without the kernel, which would unmount what is mounted on them. So
+//! before such a change a thread names the entries on which something is mounted ([`Fs::mounted_on`]). Guarantee:
+//! until it takes this back, no call of the thread moves or removes such an entry, alone or with a tree around it;
+//! those calls fail (EBUSY). Calls of other threads are not affected, because mounts depend on the namespace of the
+//! caller.
 
 use std::{
     ffi::OsStr,
@@ -30,7 +30,7 @@ pub struct MountedOn<'a> {
     id: u64,
     /// Directories that stay in memory meanwhile.
     dirs: Vec<Ino>,
-    /// It counts for this thread.
+    /// Not to be sent to another thread: the list belongs to the one that made it.
     _here: PhantomData<*const ()>,
 }
 
@@ -44,10 +44,10 @@ impl Drop for MountedOn<'_> {
 }
 
 impl Fs {
-    /// Keeps the entries at these paths from the root where they are, as something is mounted on them: until the answer
-    /// is dropped, no call of this thread takes one away, alone or with a tree around it (EBUSY), by removal,
-    /// replacement, rollback, merge, or the removal of a snapshot. A path at which there is nothing is passed over. One
-    /// point query of the engine for each name that is not in memory.
+    /// Keeps the entries at these paths (from the root) in place, because something is mounted on them. Until the
+    /// result is dropped, no call of this thread moves or removes one of them, alone or with a tree around it
+    /// (EBUSY), by removal, replacement, rollback, merge, or the removal of a snapshot. Paths without an entry are
+    /// ignored. One point query of the engine for each name that is not in memory.
     pub fn mounted_on(&self, paths: &[PathBuf]) -> MountedOn<'_> {
         let mut mounted = MountedOn { fs: self, id: 0, dirs: Vec::new(), _here: PhantomData };
         let points: Vec<_> = paths.iter().flat_map(|path| self.points_of(path, &mut mounted.dirs)).collect();
@@ -91,8 +91,8 @@ impl Fs {
         Ok(())
     }
 
-    /// EBUSY if something is mounted on one of these entries in `top`, which are `going`, or below it. They have paths
-    /// from there, in the form of keys.
+    /// EBUSY if something is mounted on one of the entries `going`, which are to be removed, or below one. Their
+    /// paths begin at `top`, and are in the form of keys.
     pub(crate) fn may_leave_from<'a>(
         &self,
         top: &InodeRef,

@@ -1,7 +1,6 @@
-//! From names to inodes: lookup, references, paths.
+//! Lookups: from names and paths to inodes, with their references.
 //!
-//! Guarantees that the record of an inode taken into memory is that of its
-//! entry at a moment when nobody could change the entry.
+//! Guarantee: the record of an inode is read into memory while nobody can change its entry.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -58,9 +57,9 @@ impl Fs {
         }
     }
 
-    /// Error if there are snapshots under `name`, of which there is no entry, in this directory: one would hide them.
-    /// So it is if the name is reserved ([`is_reserved`]). A point query, for the name of snapshots only. The caller
-    /// holds `names` of the directory.
+    /// Error if a new entry `name` would hide the snapshots of this directory, or if the name is reserved
+    /// ([`is_reserved`]). A point query, only for the name of the snapshots. The caller holds `names` of the
+    /// directory.
     pub(crate) fn may_enter(&self, dir: &InodeRef, name: &[u8]) -> Result<()> {
         if is_reserved(name) {
             let name = String::from_utf8_lossy(name);
@@ -115,8 +114,8 @@ impl Fs {
         }
     }
 
-    /// Has the names in a lineage counted that is looked at for the first time, if that is still to be done. `at` lies
-    /// in it. One cursor step the first time, then nothing.
+    /// Asks for a census of the lineage around `at` if its names still have to be counted. One cursor step at the
+    /// first lookup in a lineage, nothing later.
     fn look_whether_counted(&self, at: &DirAt, root: InodeRef) -> Result<()> {
         if self.is_read_only() || root.frozen || !self.counting.is_new(root.ino) {
             return Ok(());

@@ -96,7 +96,7 @@ impl Fs {
         match Self::on(db.clone(), &o) {
             Ok(fs) => Ok(fs),
             Err(e) => {
-                // Only the lock on the device matters now; the first error is the one to tell.
+                // Closing only releases the lock on the device. The caller gets the first error.
                 let _ = db.close();
                 Err(e)
             }
@@ -135,7 +135,8 @@ impl Fs {
         let cloned =
             own_record(&db, "time of the last clone", &system::cloned(), o.read_only.then_some(None))?;
         let cloned = cloned.and_then(|value| get_time(&mut &value[..]));
-        let readahead_bytes = if o.background { o.readahead_bytes.min(db.room_ahead() / 2) } else { 0 };
+        let readahead_bytes =
+            if o.background { o.readahead_bytes.min(db.max_readahead_bytes() / 2) } else { 0 };
         let readahead = Readahead::new(readahead_bytes);
         let (window, budget) = readahead.bounds();
         let inner = Inner {
@@ -156,7 +157,7 @@ impl Fs {
                 o.read_only,
             )?,
             clone_ids: Counter::open(&db, "clone ids", counter::CLONE_IDS, 256, u64::MAX, o.read_only)?,
-            // One by one: people see these numbers.
+            // Reserved one by one, so that a crash skips none: users see these numbers.
             snapshot_numbers: Counter::open(
                 &db,
                 "snapshot numbers",

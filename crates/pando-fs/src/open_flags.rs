@@ -6,5 +6,5 @@ pub(crate) const O_WRONLY: i32 = 0o1;
 pub(crate) const O_EXCL: i32 = 0o200;
 pub(crate) const O_TRUNC: i32 = 0o1000;
 pub(crate) const O_APPEND: i32 = 0o2000;
-/// Also set in `O_SYNC`.
+/// A bit that `O_SYNC` has, too.
 pub(crate) const O_DSYNC: i32 = 0o10000;

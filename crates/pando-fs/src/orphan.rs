@@ -1,9 +1,8 @@
 //! Files without a name that are still open.
 //!
-//! When the last name of an open file goes, its record and data move, in the
-//! same batch, to an area of the system region under its inode number; the
-//! last release removes them, and so does the next mount after a crash. Every
-//! call on the file goes on working there.
+//! The batch that removes the last name of an open file moves its record and data to an area of the system region,
+//! under its inode number. Calls on the open file work there as before. The last release removes the file, or the
+//! next mount after a crash.
 
 use std::collections::HashSet;
 
@@ -27,11 +26,11 @@ const PLENTY_FRACTION: u64 = 16;
 /// What happens to an inode when a name of it is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// It is removed.
+    /// The file is removed.
     Gone,
-    /// It has no name, and is open.
+    /// The file has no name left, and is open.
     Orphan,
-    /// It has other names.
+    /// The file has other names.
     Linked,
 }
 
@@ -73,9 +72,9 @@ impl Fs {
         }
     }
 
-    /// Keeps a file that is about to lose a name, if that is its last name and late calls by it may come. The caller
-    /// holds `tree` of the file exclusively. Not on a nearly full store: a kept file holds its space, and its move into
-    /// the orphan area takes more than its removal.
+    /// Keeps a file that is about to lose its last name, if late calls by that name may come. The caller holds `tree`
+    /// of the file exclusively. A nearly full store keeps no files: a kept file holds its space, and its move into
+    /// the orphan area takes more space than its removal.
     pub(crate) fn keep_for_late_calls(&self, inode: &InodeRef) -> Option<KeptFile<'_>> {
         let last = inode.peek(|s| !matches!(s.link, Link::Linked { .. }) || s.record.nlink <= 1);
         if inode.kind != FileKind::Regular || !last || !self.late_calls.keeps() {

@@ -60,8 +60,8 @@ pub(crate) const ATTRS_BEGIN: u64 = 0xa0 << 56;
 pub(crate) const ATTRS_END: u64 = 0xa1 << 56;
 /// Longest encoded path of a new entry, bytes: what is left of the engine's key for a block's key.
 const MAX_NEW_PATH_BYTES: usize = pando_db::MAX_KEY - 4 - 1 - 8;
-/// Longest encoded path, bytes: of an entry without data that came to its place with the tree around it, where the
-/// engine refuses only keys that are too long.
+/// Longest encoded path, bytes. An entry without data can have such a path if it was moved or cloned with a tree
+/// around it, because the engine then checks only the length of existing keys.
 const MAX_PATH_BYTES: usize = pando_db::MAX_KEY - 4 - 1;
 
 /// A name that may become an entry: 1 to 255 bytes, no NUL, no slash, neither `.` nor `..`.
@@ -164,7 +164,7 @@ pub(crate) fn entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
     extended(dir, ENTRY, name)
 }
 
-/// The same of an entry that is to be there from now on: it must leave room for the keys of its data.
+/// The path of a new entry: it must be so short that the keys of its data are not too long.
 pub(crate) fn new_entry(dir: &[u8], name: &[u8]) -> Result<Vec<u8>> {
     let entry = entry(dir, name)?;
     if entry.len() > MAX_NEW_PATH_BYTES {
@@ -191,7 +191,7 @@ pub(crate) fn linked(root: &[u8], id: u64) -> Vec<u8> {
     numbered(root, LINKED, id)
 }
 
-/// The same of one that is to be there from now on: it must leave room for the keys of its data.
+/// The path of a new linked file: it must be so short that the keys of its data are not too long.
 pub(crate) fn new_linked(root: &[u8], id: u64) -> Result<Vec<u8>> {
     match root.len() + LINKED_BYTES > MAX_NEW_PATH_BYTES {
         true => Err(Error::NameTooLong(format!("linked file {id}"))),
@@ -350,7 +350,7 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
     parse_below(key, 0)
 }
 
-/// The same of a path known to begin with a contents prefix of so many bytes: the names are those behind it.
+/// Parses a path that begins with a known contents prefix of `known` bytes: the names are those behind it.
 pub(crate) fn parse_below(key: &[u8], known: usize) -> Option<Parsed<'_>> {
     let (volume, rest) = key.split_at_checked(4)?;
     let (&region, path) = rest.split_first().and_then(|(region, path)| Some((region, path.get(known..)?)))?;
@@ -458,8 +458,8 @@ pub(crate) fn directory_of(entry: &[u8]) -> &[u8] {
     entry.get(..start).unwrap_or_default()
 }
 
-/// Of the contents prefix `dir`, the entry and the contents prefix of the directory that follows
-/// after `from` bytes, which end such a prefix themselves.
+/// The next level of the contents prefix `dir` behind its first `from` bytes, which are a contents prefix themselves:
+/// the path of the entry, and the contents prefix of that directory.
 pub(crate) fn next_level(dir: &[u8], from: usize) -> Option<(Vec<u8>, &[u8])> {
     let rest = dir.get(from..)?;
     let end = from + rest.iter().position(|b| *b == END)? + 1;

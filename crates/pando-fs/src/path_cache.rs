@@ -1,8 +1,8 @@
-//! The paths of deep directories, remembered.
+//! A cache of the paths of deep directories.
 //!
-//! Walking up from a deep directory costs more than all the rest of a call. So the paths of the deep directories used
-//! last are kept, each with the number of moves of directories at that time. Guarantees nothing: whoever uses a path
-//! holds the locks of all directories on it, and looks whether any has moved since.
+//! Walking up from a deep directory costs more than all the rest of a call. So the paths of the deep directories that
+//! were used last are kept, each with the number of moves of directories until then. A cached path may be out of
+//! date: the caller takes the locks of all directories on it, and then checks that no directory has moved since.
 
 use std::{
     collections::VecDeque,

@@ -1,16 +1,15 @@
-//! Where an inode is, held still: the locks of the file system and their order.
+//! Places: where an inode is, kept there by locks. This module has the locks of the file system and their order.
 //!
-//! Each inode has a lock `tree`; each directory a lock `names` besides. A call
-//! on something holds `tree` shared of all directories above it (its *chain*);
-//! so whoever holds `tree` of a directory exclusively (to move, remove or replace it)
-//! knows that no call is under way below, and a path once computed stays true
-//! until the engine has the batch. There is no lock that all calls share
-//! exclusively, and nothing here is held by calls in other subtrees.
+//! Each inode has a lock `tree`, and each directory also a lock `names`. A call on an inode holds `tree` of all
+//! directories above it shared (its *chain*). So a thread that holds `tree` of a directory exclusively (to move,
+//! remove or replace it) knows that no call is in progress below, and a computed path stays true until the engine has
+//! the batch. No lock is taken exclusively by all calls, and calls in different subtrees share only locks that they
+//! take shared.
 //!
 //! Order, so that there is no deadlock:
-//! 1. the chain is taken from the root down by attempts: who meets a lock that is taken lets
-//!    everything go, waits for that one with empty hands, and starts again (the walk up may have
-//!    been overtaken by a rename, so its order proves nothing until all of it is held);
+//! 1. the chain is taken from the root down by attempts: a call that meets a taken lock releases all its locks, waits
+//!    for that one, and starts again (a rename may have changed the path since the walk up, so the path is certain
+//!    only when the whole chain is held);
 //! 2. then `names` of the directory, by waiting;
 //! 3. then `tree` of one entry in it, by waiting.
 //!
@@ -39,8 +38,8 @@ use crate::{
     volume::Fs,
 };
 
-/// So often in a row a call finds the lock in its way that it has itself just waited for, a count: more, and it is its
-/// own.
+/// Attempts, a count, that may fail in a row for the lock that the call has just waited for. If more do, the call
+/// holds the lock itself, which is a bug.
 const MAX_OWN_OBSTACLES: usize = 100;
 
 /// A directory whose place is held still.
@@ -134,7 +133,7 @@ impl Fs {
                 Err(Obstacle::Failed(e)) => return Err(e),
                 Err(Obstacle::Overtaken) => attempts.overtaken = true,
                 Err(Obstacle::Taken { lock, exclusive }) => {
-                    // It had this lock, and wants it a second time: it stands in its own way.
+                    // The call holds this lock already and wants it a second time.
                     own = match handed.map(|handed| Arc::ptr_eq(&handed, &lock)) {
                         Some(true) => own + 1,
                         Some(false) => 0,
@@ -144,9 +143,9 @@ impl Fs {
                         let what = "what is to be changed".into();
                         return Err(Error::Damaged { what, detail: "two of its directories are one" });
                     }
-                    attempts.spare = None; // wait with empty hands
-                    // Of those who failed once, one at a time tries again: two cannot go on
-                    // hindering each other.
+                    attempts.spare = None; // no lock is held while waiting for another
+                    // Of the calls that have failed once, one at a time tries again, so that two cannot obstruct each
+                    // other for ever.
                     if retrying.is_none() {
                         retrying = Some(waiting::take(|| self.retry.try_lock(), || self.retry.lock()));
                     }
@@ -241,7 +240,7 @@ impl Fs {
                     own = contents.len();
                     Ok(true)
                 }
-                // It has no keys.
+                // `.snapshots` has no keys of its own.
                 (Link::Snapshots(_), None) => {
                     contents = path::snapshot(path::SNAPSHOTS_END);
                     own = contents.len();

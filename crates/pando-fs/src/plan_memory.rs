@@ -1,6 +1,6 @@
 //! How much memory the plans of users take together.
 //!
-//! Guarantees that those of one user other than root take no more than they may, however many he has made at the same
+//! Guarantees that the plans of one user other than root take no more than they may, however many are made at the same
 //! time.
 
 use std::{cell::Cell, collections::HashMap};
@@ -20,7 +20,7 @@ pub(crate) struct PlanMemory {
 /// What one plan takes of it, given back when dropped.
 pub(crate) struct PlanShare<'a> {
     of: &'a PlanMemory,
-    /// None for root, whose plans may take any.
+    /// The user whose plan this is; `None` for root, whose plans are not limited.
     owner: Option<u32>,
     bytes: Cell<usize>,
 }

@@ -1,7 +1,8 @@
-//! Policies for snapshots as they are stored: what is to be snapshotted by itself, and what of that is kept.
+//! Stored policies for snapshots: when snapshots of a directory are made automatically, and which are kept.
 //!
-//! A directory has one policy at most, under its contents prefix (see `by_prefix`), so it goes with the directory when
-//! that is renamed or removed, and a clone begins without one. Who carries them out is above: `snapshot::automatic`.
+//! A directory has one policy at most, under its contents prefix (see `by_prefix`), so it moves with the directory
+//! when that is renamed, is removed with it, and a clone begins without one. `snapshot::automatic`, a higher layer,
+//! applies the policies.
 
 use std::ffi::OsString;
 
@@ -37,8 +38,8 @@ pub struct StoredPolicy {
     /// The oldest automatic snapshots are deleted while less than so much of the file system is free, percent; the
     /// newest one stays. 0: none is.
     pub min_free_percent: u8,
-    /// Which of the automatic snapshots are kept. Others, that somebody has made, are none of its business, but for
-    /// those whose own period of validity is over.
+    /// Which of the automatic snapshots are kept. Snapshots that users have made are deleted only when their own
+    /// period of validity is over.
     pub keep: SnapshotPolicy,
 }
 
@@ -47,7 +48,7 @@ pub struct StoredPolicy {
 pub struct PolicyInfo {
     /// Where the directory is.
     pub path: OsString,
-    /// The user who has set it: snapshots are made, and deleted, with the rights of this user.
+    /// The user who has set the policy: snapshots are made and deleted with the rights of this user.
     pub uid: u32,
     /// What it says.
     pub policy: StoredPolicy,
@@ -147,15 +148,16 @@ impl Fs {
         Ok(out)
     }
 
-    /// What moves with a directory: a prefix of keys, from and to. One cursor step, if there ever was a policy.
+    /// The keys of policies that move with a directory: their prefix before and after the move. One cursor step, if
+    /// there ever was a policy.
     pub(crate) fn move_of_policies(&self, from: &[u8], to: &[u8]) -> Result<Option<(Bytes, Bytes)>> {
         let prefix = system::policy(from);
         let moves = self.has_policies() && self.db.prefix(&prefix).next().transpose()?.is_some();
         Ok(moves.then(|| (prefix, system::policy(to))))
     }
 
-    /// Adds what goes with the directory that has this contents prefix, but for what is `staying`. One cursor step, if
-    /// there ever was a policy.
+    /// Adds the removal of the policies of a directory, given by its contents prefix, and of those below it, except
+    /// the keys in `staying`. One cursor step, if there ever was a policy.
     pub(crate) fn drop_policies(&self, batch: &mut Batch, contents: &[u8], staying: &Staying) -> Result<()> {
         match self.has_policies() {
             true => self.drop_keys(batch, &system::policy(contents), staying),

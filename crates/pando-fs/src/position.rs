@@ -1,17 +1,17 @@
-//! Positions in directories: the cookies of entries, and the way back from a cookie to a place.
+//! Positions in directories: the cookies of entries, and how a listing finds its position again from a cookie.
 //!
-//! The cookie of an entry is a function of its name alone ([`cookie`]), so it is the same over
-//! handles and remounts, in clones, and whatever comes and goes beside it. A listing goes by
-//! names; where a cookie stands is known once the name is known. In this order:
+//! The cookie of an entry is a function of its name alone ([`cookie`]), so it is the same for all handles, after
+//! remounts and in clones, and whatever entries are made or removed beside it. A listing continues behind a name, so
+//! the name of a cookie is looked up, in this order:
 //! 1. the names that were given out lately, through any handle;
 //! 2. the names that were removed lately (they cannot be found in the directory any more);
 //! 3. the names of the directory: the cookie begins with bits of the name, in order, so only
 //!    those are looked at that begin so;
 //! 4. the names that were removed before, which are stored in a ring of the system region.
 //!
-//! Guarantee: nothing that stays in a directory is left out behind a cookie. What a name found in 1, 2 or 4 says is
-//! true of any directory, since it is a name that has this cookie. Where nothing is found (the entry was removed at a
-//! crash, or 16,384 names ago) the listing goes on with the first name that begins like the cookie, so entries may come
+//! Guarantee: no entry that stays in the directory is left out behind a cookie. A name found in 1, 2 or 4 serves in
+//! any directory, because it is a name with this cookie. If no name is found (the entry was removed at a crash, or
+//! 16,384 names ago), the listing continues with the first name that begins like the cookie, so entries may be listed
 //! twice.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -35,10 +35,11 @@ const MIN_FREE_BYTES: u64 = 4 << 20;
 /// Stored parts; the ring has this many slots.
 const STORED_SLOTS: u64 = 64;
 
-/// The cookie of the entry `name`: below 2^63, and as good as unique in a directory.
+/// The cookie of the entry `name`: below 2^63, and very probably unique in a directory.
 ///
-/// Bits 62 to 48 are the first 15 bits of the name (of one byte: followed by zeros); the rest is the lower
-/// end of FNV-1a of 64 bits with the finalizer of MurmurHash3. It is part of what clients keep: it never changes.
+/// Bits 62 to 48 are the first 15 bits of the name (of one byte: followed by zeros); the rest is the lower end of
+/// FNV-1a of 64 bits with the finalizer of MurmurHash3. The function never changes, because clients (such as NFS)
+/// store cookies.
 pub(crate) fn cookie(name: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325u64;
     for byte in name {
@@ -130,9 +131,9 @@ struct Listed {
 
 #[derive(Debug, Default)]
 struct Removed {
-    /// Not stored yet.
+    /// Names that are not stored yet.
     latest: NameList,
-    /// What is stored, once somebody asked or something was added.
+    /// The stored names, read when they are first needed.
     stored: Option<(u64, VecDeque<NameList>)>,
 }
 
@@ -140,7 +141,7 @@ impl Removed {
     /// Reads what is stored, if that was not done yet.
     fn stored(&mut self, db: &Db) -> &mut (u64, VecDeque<NameList>) {
         self.stored.get_or_insert_with(|| {
-            // What cannot be read helps nobody; the directory says the rest.
+            // A slot that cannot be read is left out: the listing then continues by the beginning of the name.
             let values = (0..STORED_SLOTS)
                 .filter_map(|slot| db.get(&system::removed_names(slot as u8)).ok().flatten());
             let mut parts: Vec<_> = values.filter_map(|value| NameList::decode(&value)).collect();
@@ -189,7 +190,7 @@ impl Positions {
         }
     }
 
-    /// Waits for whoever stores such names, and with that for the engine.
+    /// Waits while another thread stores such names, and so for the engine.
     fn removed_names(&self) -> MutexGuard<'_, Removed> {
         waiting::take(|| self.removed.try_lock(), || self.removed.lock())
     }

@@ -1,15 +1,15 @@
-//! Readahead of files that are read in order: what comes next is brought into the engine's memory by threads,
-//! several requests at a time, before anybody asks for it.
+//! Readahead of files that are read in order: threads read the next pages into the engine's cache, with several
+//! requests at a time, before a program asks for them.
 //!
-//! Each open file has a [`ReadStream`], which watches where it is read. Two reads in order (three small ones) make a
-//! run, and what is read ahead is as long as the run so far: it doubles as the run goes on, up to [`MAX_WINDOW_BYTES`],
-//! so that at most as much is read in vain as was read in earnest. Nothing is read ahead for reads at random. What lies
-//! behind the end of a file is read ahead for [`crate::file_runs`].
+//! Each open file has a [`ReadStream`], which sees the positions of its reads. Two reads in order (three small ones)
+//! make a run. The window of readahead is as long as the run so far, up to [`MAX_WINDOW_BYTES`], so at most as much
+//! is read in vain as the program has read. Nothing is read ahead for random reads. [`crate::file_runs`] reads ahead
+//! behind the end of a file.
 //!
-//! Guarantees: what is read ahead changes nothing that a read shows, because it is pages of the engine that come into
-//! memory and not bytes of files; all files together have at most a stated number of bytes read ahead; no thread is
-//! left when [`Readahead::stop`] returns. A read that meets a page under way waits for that one and reads nothing twice
-//! (the engine's part).
+//! Guarantees: readahead never changes the result of a read, because it brings pages of the engine into memory and
+//! not bytes of files; all files together have at most a stated number of bytes read ahead; no thread is left when
+//! [`Readahead::stop`] returns. A read of a page that is being read ahead waits for that request (the engine does
+//! this).
 
 use std::{
     collections::VecDeque,
@@ -49,7 +49,7 @@ struct ReadJob {
 enum Whose {
     /// A stream, if what it asked for has not been given up since: its generation is the same.
     Stream(Arc<Generation>, u64),
-    /// Somebody who is told the key of the first pair behind it, if there is one.
+    /// A callback that gets the key of the first pair behind the request, if there is one.
     Told(Box<dyn FnOnce(Option<Bytes>) + Send>),
 }
 
@@ -108,8 +108,8 @@ impl Readahead {
         (self.shared.window, self.shared.budget)
     }
 
-    /// Has `bytes` of what `cursor` comes to read ahead, and tells then the key of the first pair behind, if there is
-    /// one. Nobody is told if nothing is read ahead any more.
+    /// Reads `bytes` ahead from the position of `cursor`, in a thread, and then calls `told` with the key of the
+    /// first pair behind, if there is one. The callback is dropped if readahead has ended.
     pub(crate) fn bring(
         &self,
         cursor: Cursor,
@@ -158,7 +158,7 @@ impl Shared {
         if queue.idle < queue.jobs.len() && queue.threads.len() < MAX_THREADS {
             let shared = self.clone();
             let spawned = thread::Builder::new().name("pando-ahead".into()).spawn(move || shared.work());
-            // Without a thread nothing is read ahead; the read that asked for it goes on.
+            // If no thread can be started, nothing is read ahead; the read itself continues.
             queue.threads.extend(spawned);
         }
         if queue.threads.is_empty() {
@@ -185,7 +185,7 @@ impl Shared {
                     queue.idle -= 1;
                 }
             };
-            // What cannot be read is met again by who needs it, and told then.
+            // An error is dropped: the read that needs the page meets it again, and reports it.
             match job.whose {
                 Whose::Stream(current, asked) if current.0.load(Relaxed) != asked => (),
                 Whose::Stream(..) => drop(job.cursor.read_ahead(job.bytes)),
@@ -209,7 +209,7 @@ struct Run {
     asked: u64,
     /// Bytes that it has of [`Shared::ahead`].
     held: u64,
-    /// All of the file has been read in order.
+    /// The whole file has been read in order.
     whole: bool,
 }
 
@@ -253,7 +253,7 @@ impl Run {
         if to < size && window >= 2 * piece {
             to = to / piece * piece;
         }
-        // Not in dribs: a quarter of the window at once, or what is left.
+        // Requests are not too small: a quarter of the window at once, or the rest of the file.
         if to <= from || (to < size && to - from < window / PIECE_SHARE) {
             return 0..0;
         }
@@ -284,7 +284,7 @@ impl ReadStream {
         let whole = is_whole && !std::mem::replace(&mut run.whole, is_whole);
         let (most, piece) = (self.shared.window, self.shared.piece);
         let mut wanted = run.wanted(size, most, piece);
-        // What was read is free for others.
+        // Bytes that the program has read no longer count for the limit.
         let held = run.asked.saturating_sub(run.end);
         let others = self.shared.ahead.fetch_sub(run.held.saturating_sub(held), Relaxed);
         let others = others - run.held;

@@ -79,7 +79,7 @@ impl Stored {
     /// The value that says so.
     pub(crate) const UNCOUNTED: &'static [u8] = &[UNCOUNTED_VALUE];
 
-    /// What `bytes` stand for; the error says what is wrong with them.
+    /// Decodes a record; the error says what is wrong with the bytes.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         const CUT: &str = "name of a linked file of a wrong length";
         let id = |bytes: &[u8]| Ok(u64::from_le_bytes(bytes.try_into().map_err(|_| CUT)?));
@@ -115,20 +115,20 @@ pub(crate) struct Record {
     pub nlink: u32,
     pub size: u64,
     pub fileno: u64,
-    /// Of a directory that is the root of a clone, or was moved here from another lineage; else 0.
+    /// For a directory that is the root of a clone, or was moved here from another lineage; otherwise 0.
     pub clone_id: u64,
     pub atime: Time,
     pub mtime: Time,
     pub ctime: Time,
     pub crtime: Time,
     pub pin: Option<Pin>,
-    /// Of a file with holes: so many blocks exist from the beginning without a gap; see `blockmap`.
+    /// For a file with holes: the number of blocks that exist from its beginning without a gap; see `blockmap`.
     pub dense: Option<u64>,
     /// Target of a symbolic link.
     pub symlink: Option<Bytes>,
     /// Extended attributes.
     pub attrs: Attrs,
-    /// Of a directory whose tree is counted.
+    /// For a directory whose tree is counted (quotas).
     pub account: Option<Account>,
     /// Extensions that this version does not know, encoded.
     pub unknown: Bytes,

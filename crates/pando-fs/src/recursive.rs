@@ -84,7 +84,7 @@ impl TreeChange {
         };
         let owner = self.uid.is_some() || self.gid.is_some();
         if owner {
-            // As by chown(2), whoever calls it, also where the owner stays the same.
+            // As chown(2) does, for any caller, and also if the owner stays the same.
             let drop = ModeChange::without_set_id(|mode| without_set_id(mode).unwrap_or(mode));
             change.mode = Some(self.mode.map_or(drop, |mode| mode.then(&drop)));
             change.drop_capability = true;
@@ -99,17 +99,17 @@ impl TreeChange {
 }
 
 impl Fs {
-    /// Changes the directory `top` and all that is in it, on this file system, whoever owns it: the caller has to know
-    /// that it may. Each file is changed once, symbolic links themselves; their mode cannot be. The change time of what
-    /// is changed is now. Snapshots and clones of the tree stay as they are.
+    /// Changes the directory `top` and everything in it. Permissions are not checked: the caller has to do so. Each
+    /// file is changed once; of symbolic links the owner is changed, and never the mode. Whatever is changed gets the
+    /// present time as its change time. Snapshots and clones of the tree stay as they are.
     ///
-    /// One batch with one message for the tree, whatever its size, and one for each file that has several names, some
-    /// of them in the tree, and belongs to a lineage with a root above (EFBIG if these are more than 65,536, or than
-    /// the log takes: nothing is changed then). While these are looked up, with a scan of the names of linked files
-    /// in the tree, calls in the whole lineage wait; without such files, calls in the tree wait for the write of the
-    /// batch and a look at what is in memory of it.
+    /// One batch with one message for the tree, whatever its size, and one message for each linked file that has a
+    /// name in the tree and belongs to a lineage with a root above `top`. If there are more than 65,536 of these, or
+    /// more than the log takes, this changes nothing (EFBIG). They are found by a scan of the names of linked files
+    /// in the tree, during which calls in the whole lineage wait. Without such files, calls in the tree wait for the
+    /// batch, and for a walk over the inodes in memory.
     ///
-    /// EINVAL if nothing is to be changed, EROFS in a snapshot.
+    /// EINVAL if `change` changes nothing, EROFS in a snapshot.
     pub fn change_tree(&self, top: Ino, change: &TreeChange) -> Result<TreeChangeReport> {
         let begun = Instant::now();
         self.writable()?;
@@ -172,7 +172,7 @@ impl Fs {
         self.table.find(ino).is_some_and(|inode| inode.peek(|s| s.lookups > 0))
     }
 
-    /// Holds all of the tree at `top` still, with all others of its lineage if `lineage`, if no lock is taken.
+    /// Tries to lock the tree at `top`, or with `lineage` the whole lineage around it, so that nothing in it changes.
     fn attempt_tree(
         &self,
         tries: &mut Attempts,
@@ -251,7 +251,7 @@ impl Fs {
             looked_at += 1;
             all.extend(self.table.children(inode));
         }
-        // They hang on the root, and that lies above `top`.
+        // In memory these are children of the lineage's root, which lies above `top`.
         if root.ino != top.ino && !ids.is_empty() {
             let mut linked = self.table.children(root);
             linked.retain(|inode| {

@@ -35,7 +35,7 @@ pub const RENAME_EXCHANGE: u32 = 2;
 /// Leave a whiteout at the old name: a device node with number 0, by which overlays say that a name is gone.
 pub const RENAME_WHITEOUT: u32 = 4;
 
-/// One end of a rename: a name in a directory, and what is there.
+/// The source or the destination of a rename: a name in a directory, and the entry there.
 pub(crate) struct End<'a> {
     pub at: &'a DirAt,
     pub name: &'a [u8],
@@ -48,7 +48,7 @@ impl<'a> End<'a> {
         Ok(Self { at, name, entry: at.child(name)? })
     }
 
-    /// One at which something is to be from now on.
+    /// The destination of a new entry.
     pub(crate) fn to_be(at: &'a DirAt, name: &'a [u8]) -> Result<Self> {
         Ok(Self { at, name, entry: path::new_entry(&at.contents, name)? })
     }
@@ -76,7 +76,8 @@ impl<'a> End<'a> {
 enum MovedKeys {
     /// Its record, as it is then, and prefixes of keys: from, to.
     Record { record: Record, prefixes: Vec<(Bytes, Bytes)> },
-    /// One name of a linked file, whose record has the key `file`; what the index of names has at both ends.
+    /// One name of a linked file, whose record has the key `file`, with the keys that leave and enter the index of
+    /// names.
     Name { file: Bytes, name: LinkName, left: Bytes, entered: Bytes },
 }
 
@@ -107,7 +108,7 @@ impl MovedKeys {
         };
     }
 
-    /// The same in memory, once the batch is written.
+    /// Makes the change in memory, once the batch is written.
     fn done(self, inode: &InodeRef, to: &End<'_>, now: Time) {
         match self {
             MovedKeys::Record { record, .. } => {
@@ -143,7 +144,7 @@ impl LockedDirs {
         }
     }
 
-    /// The same in memory, once the batch is written.
+    /// Applies `change` to the directory in memory, once the batch is written.
     pub(crate) fn touched(&self, change: &Change) {
         self.first.dir.change(|s| change.apply(&mut s.record));
         if let Some(second) = &self.second {
@@ -188,7 +189,7 @@ impl Fs {
         flags: u32,
     ) -> Result<()> {
         self.writable()?; // the kernel has checked the permissions of the directories
-        /// All flag bits that there are.
+        /// All flag bits that are known.
         const FLAGS: u32 = RENAME_NOREPLACE | RENAME_EXCHANGE | RENAME_WHITEOUT;
         if flags & !FLAGS != 0 || flags & RENAME_EXCHANGE != 0 && flags != RENAME_EXCHANGE {
             return Err(Error::Invalid(format!("rename flags {flags:#x}")));
@@ -269,7 +270,7 @@ impl Fs {
         if record.kind == FileKind::Directory {
             let below = path::contents(&at.contents, from.name)?;
             if record.clone_id != 0 {
-                // It carries its link area along, and must stay the root that this belongs to.
+                // The directory takes its link area along, so it must stay the root of that lineage.
                 keep_root = around.0 != around.1 && self.has_link_area(&below)?;
             } else if let Some(domain) = self.links_below(at, &below)? {
                 let new = self.domain(to_at);
@@ -440,7 +441,9 @@ impl Fs {
         second_moves.leave(&mut batch);
         first_moves.arrive(&mut batch, &two.entry, now);
         second_moves.arrive(&mut batch, &one.entry, now);
-        // Out of the way, across, and back in: one batch, so the place between is always empty.
+        // An exchange: the first entry is moved to a hidden place, the second to the place of the first, and the
+        // first from there to the place of the second. This is one batch, so the hidden place is always empty between
+        // calls.
         for (slot, (from, _)) in (0..).zip(first_moves.prefixes()) {
             batch.rename_prefix(from.clone(), system::exchange(slot));
         }

@@ -1,13 +1,13 @@
-//! Rights: which callers may clone, replace and remove whole trees, and ask what they take.
+//! Permission checks for calls on whole trees: who may clone, replace and remove them, and see their usage.
 //!
-//! To clone, one owns the source, or is root, and may write to the directory of the destination. To replace
-//! or remove an entry, one may write to its directory, whose sticky bit is obeyed. What lies inside a
-//! removed tree goes without a look at each file, so it must be the caller's to empty: every directory in
-//! it that is not empty belongs to the caller, or the caller is root. (Whoever owns all directories
-//! could give himself the permissions and remove the entries one by one, sticky bits or not.)
+//! To clone, the caller must own the source or be root, and may write to the directory of the destination. To replace
+//! or remove an entry, the caller must be allowed to write to its directory, with the rule of the sticky bit. A tree
+//! is removed without a check of each file, so every directory in it that is not empty must belong to the caller,
+//! unless that is root. (An owner of all directories could change their modes and then remove the entries one by
+//! one.)
 //!
 //! The rights come from a [`Caller`] whose user and groups are known, or from what the kernel has verified:
-//! [`VerifiedRights`]. Guarantees that the look inside a tree is true when the tree is removed, if its `tree` is held
+//! [`VerifiedRights`]. Guarantee: a check of a tree stays true until the tree is removed, if its lock `tree` is held
 //! exclusively.
 
 use pando_db::Snapshot;
@@ -109,7 +109,7 @@ impl Rights<'_> {
 }
 
 impl Fs {
-    /// Error unless all that is in the directory `top` may go with it. `contents` is its contents prefix; the
+    /// Error unless the caller may remove everything in the directory `top`. `contents` is its contents prefix; the
     /// caller holds `tree` of it exclusively. One scan of the records in it, unless for root.
     pub(crate) fn may_empty(&self, rights: Rights<'_>, top: &Inode, contents: &[u8]) -> Result<()> {
         const WHY: &str = "holds entries and belongs to another user: only root, or who owns every directory \
@@ -132,9 +132,8 @@ impl Fs {
         })
     }
 
-    /// Fails unless the caller may list and search every directory below `ino`; the caller of this function has
-    /// checked `ino` itself. If the answer depends on a group, and it is not known whether the caller is in it, the
-    /// answer is no. One scan of the records below.
+    /// Fails unless `c` may list and search every directory below `ino`; `ino` itself must have been checked. If this
+    /// depends on a group of which it is unknown whether `c` is in it, it fails. One scan of the records below.
     pub fn may_see_all(&self, c: &Caller, ino: Ino) -> Result<()> {
         let inode = self.table.get(ino)?;
         if inode.kind != FileKind::Directory {
@@ -177,8 +176,8 @@ fn has_access_list(view: &Snapshot, data: &[u8], r: &Record) -> bool {
     r.attrs.get(acl::ACCESS).is_some() || r.has_outside() && !matches!(view.get(&key()), Ok(None))
 }
 
-/// Whether one who may be in groups of which nothing is known has these bits whatever they are. What an access list
-/// says of others than the owner is not looked at.
+/// Whether the caller has permission bits `r` whichever groups it is in. Entries of an access list other than the
+/// owner's are not considered.
 fn surely_has(c: &Caller, (view, data, r): (&Snapshot, &[u8], &Record), bits: u16) -> bool {
     if c.uid != r.uid && has_access_list(view, data, r) {
         return false;

@@ -5,10 +5,10 @@
 
 /// The directories from the root of a scan to where it is, with something kept of each.
 pub(crate) struct ScannedWay<T> {
-    /// Contents prefix of the last one. Those above it have the beginnings of this, so a way takes no more memory than
-    /// a key, however deep it is.
+    /// Contents prefix of the last directory. The prefixes of those above are beginnings of it, so a path of any
+    /// depth takes no more memory than one key.
     contents: Vec<u8>,
-    /// Of each the bytes of its contents prefix, and what is kept.
+    /// For each directory the length of its contents prefix in bytes, and what is kept for it.
     levels: Vec<(usize, T)>,
 }
 

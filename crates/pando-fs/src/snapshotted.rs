@@ -1,8 +1,9 @@
-//! Where the directories are that have snapshots.
+//! Keys that say which directories have snapshots.
 //!
-//! A family of snapshots belongs to an inode number, and nothing leads from a number to a path. So a key with the
-//! contents prefix of such a directory says that it has snapshots, and gives its number: a rollback finds by that
-//! what is below. A directory without such a key, from a store of an earlier version, gets it with its next snapshot.
+//! A family of snapshots belongs to an inode number, and there is no index from numbers to paths. So a key under the
+//! contents prefix of such a directory says that it has snapshots, and has its number: a rollback finds the families
+//! below a directory by these keys. A directory without such a key, from a store of an earlier version, gets it with
+//! its next snapshot.
 
 use bytes::Bytes;
 use pando_db::Batch;
@@ -29,8 +30,8 @@ impl Fs {
         self.has_feature(FEATURE_SNAPSHOTTED)
     }
 
-    /// Adds that the directory with this number and contents prefix has snapshots, unless it is known. One point
-    /// query. The root cannot move, so it needs no key. The caller has said that the store has the feature.
+    /// Adds the key for the directory with this number and contents prefix, unless it exists. One point query. The
+    /// root cannot move, so it needs no key. The caller has set the feature bit of the store.
     pub(crate) fn note_snapshotted(&self, batch: &mut Batch, contents: &[u8], ino: Ino) -> Result<()> {
         let (key, value) = (system::snapshotted(contents), ino.to_le_bytes());
         if !contents.is_empty() && self.db.get(&key)?.is_none_or(|known| known[..] != value) {
@@ -53,15 +54,16 @@ impl Fs {
         Ok(found)
     }
 
-    /// What moves with a directory: a prefix of keys, from and to. One cursor step, if there ever was a snapshot.
+    /// The keys that move with a directory: their prefix before and after the move. One cursor step, if there ever
+    /// was a snapshot.
     pub(crate) fn move_of_snapshotted(&self, from: &[u8], to: &[u8]) -> Result<Option<(Bytes, Bytes)>> {
         let prefix = system::snapshotted(from);
         let moves = self.has_snapshotted() && self.db.prefix(&prefix).next().transpose()?.is_some();
         Ok(moves.then(|| (prefix, system::snapshotted(to))))
     }
 
-    /// Adds what goes with the directory that has this contents prefix, but for what is `staying`. One cursor step, if
-    /// there ever was a snapshot.
+    /// Adds the removal of the keys of a directory, given by its contents prefix, and of those below it, except the
+    /// keys in `staying`. One cursor step, if there ever was a snapshot.
     pub(crate) fn drop_snapshotted(
         &self,
         batch: &mut Batch,

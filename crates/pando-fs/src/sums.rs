@@ -40,7 +40,7 @@ pub(crate) fn record_bytes(view: &Snapshot, meta: &[u8], record: &Record) -> Res
     data_bytes(view, &path::data_of(meta), record)
 }
 
-/// The same of what has its data under this prefix.
+/// The bytes of a file whose data have the prefix `data`.
 pub(crate) fn data_bytes(view: &Snapshot, data: &[u8], record: &Record) -> Result<i64> {
     if record.kind != FileKind::Regular {
         return Ok(0);
@@ -110,9 +110,9 @@ pub(crate) fn sums(
 ) -> Result<Option<Sums>> {
     let mut sums = Sums::default();
     let mut places: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
-    // Of each of `counted` the next one that it lies in.
+    // For each of `counted` the innermost other one that it lies in.
     let mut outer: Vec<Option<usize>> = Vec::new();
-    // Of each directory the last of `counted` that it is or lies in.
+    // For each directory the innermost of `counted` that it is or lies in.
     let mut way = ScannedWay::new(None);
     let mut pairs = view.prefix(&path::meta(contents));
     while let Some((key, value)) = pairs.next_ref()? {

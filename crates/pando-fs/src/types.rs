@@ -276,7 +276,7 @@ pub struct DirEntry {
 /// Space figures in the shape of `statfs`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {
-    /// All blocks, in units of `frsize`.
+    /// Size of the file system, in units of `frsize`.
     pub blocks: u64,
     /// Free blocks.
     pub bfree: u64,
@@ -347,7 +347,7 @@ pub struct SnapshotInfo {
     pub note: String,
     /// When it was made.
     pub created: Time,
-    /// It cannot be deleted until it is released.
+    /// The snapshot cannot be deleted until this is cleared.
     pub keep: bool,
     /// How long after it was made a policy keeps it, and then lets it go, seconds.
     pub valid_for_secs: Option<u64>,
@@ -396,19 +396,19 @@ pub struct NewSnapshot {
 /// Which snapshots of a directory are to be kept: see [`SnapshotPolicy::expired`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SnapshotPolicy {
-    /// So many of the newest.
+    /// Number of the newest snapshots that are kept.
     pub last: u32,
     /// The newest of each of the last so many hours that have one; and so on.
     pub hourly: u32,
-    /// Of days.
+    /// Number of days of which the last snapshot is kept.
     pub daily: u32,
-    /// Of weeks, which begin on Monday.
+    /// The same for weeks, which begin on Monday.
     pub weekly: u32,
-    /// Of months.
+    /// The same for months.
     pub monthly: u32,
-    /// Of years.
+    /// The same for years.
     pub yearly: u32,
-    /// Of those that would go, one of so many stays.
+    /// Of the snapshots that would be deleted, one of this number is kept.
     pub one_of: u32,
 }
 
@@ -479,17 +479,17 @@ pub struct MountOptions {
     pub sync_interval: Duration,
     /// How long the log may grow before a checkpoint; 30 s by default.
     pub checkpoint_interval: Duration,
-    /// Most bytes that are read ahead for all open files together, when files are read in order; 0 turns that off. It
-    /// is part of `cache_bytes`, and at most a sixteenth of that, which is the default; at most 4 MiB are read ahead
-    /// in one file. Without `background` nothing is read ahead.
+    /// Most bytes that are read ahead for all open files together, when files are read in order; 0 turns readahead
+    /// off. This memory is part of `cache_bytes`, and at most a sixteenth of it, which is the default; at most 4 MiB
+    /// are read ahead in one file. Without `background` nothing is read ahead.
     pub readahead_bytes: u64,
     /// When reading a file changes its access time.
     pub atime: AtimePolicy,
     /// Whether the engine works in background threads; `false` is deterministic.
     pub background: bool,
-    /// The data is also cached above, as the kernel does for a mount. So data that was written and not read since
-    /// takes at most a sixteenth of `cache_bytes`, and at most 64 MiB, and data that long requests read for the first
-    /// time is not cached. Default false.
+    /// Says that the data is also cached above this crate, as by the kernel for a mount. Then data that was written
+    /// and not read since takes at most a sixteenth of `cache_bytes`, and at most 64 MiB, and data that long requests
+    /// read for the first time is not cached. Default false.
     pub kept_above: bool,
     /// How data is compressed when it is written.
     pub codec: Codec,

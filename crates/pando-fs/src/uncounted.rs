@@ -22,8 +22,8 @@ impl Fs {
         Ok(number)
     }
 
-    /// Adds to a batch that moves or copies a directory that marks are to be looked for, if there may be any in it:
-    /// what is said of where they are is not true of what is moved or copied. One cursor step, if there ever was a
+    /// To be added to a batch that moves or copies a directory: says that uncounted marks have to be searched for, if
+    /// there may be any in it, because their recorded places are wrong then. One cursor step, if there ever was a
     /// linked file.
     pub(crate) fn find_marks_later(&self, batch: &mut Batch, now: Time) -> Result<()> {
         if self.has_links() && self.db.prefix(&system::all_to_count()).next().transpose()?.is_some() {

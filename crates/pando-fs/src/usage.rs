@@ -14,10 +14,10 @@ use crate::{error::Result, path, place::DirAt, record::Stored, types::Ino, volum
 const MAX_LINKED_FILES: usize = 1 << 14;
 
 impl Fs {
-    /// What `ino` and everything below it takes on the device, and what of that would come back if it
-    /// were removed: see [`Usage`]. Data written to it a moment ago is counted as far as it is in the
-    /// engine. Of a directory with names of more than 16,384 linked files all linked files of its clone are counted.
-    /// Cost: the headers of all interior nodes, and of the leaves that it reaches.
+    /// The space that `ino` and everything below it takes on the device, and how much of that its removal would free:
+    /// see [`Usage`]. Data that the kernel has not sent yet does not count. For a directory with names of more than
+    /// 16,384 linked files, all linked files of its clone are counted. Cost: the headers of all interior nodes, and
+    /// of the leaves that the tree reaches.
     pub fn usage(&self, ino: Ino) -> Result<Usage> {
         let inode = self.table.get(ino)?;
         // Held only while the prefixes are found: the engine counts a frozen state.
@@ -57,13 +57,13 @@ impl Fs {
         Ok(())
     }
 
-    /// The same of a snapshot by its number alone, also if its directory is gone; nothing if there is none. Snapshots
-    /// have a volume of their own, so nothing else is looked for.
+    /// The usage of a snapshot by its number, also if its directory was removed; zero if there is no such snapshot.
+    /// Only the volume of the snapshot is read.
     pub fn usage_of_snapshot(&self, number: u32) -> Result<Usage> {
         Ok(self.db.usage_of(&[path::volume(number)])?)
     }
 
-    /// The same for a path, relative to the root.
+    /// The usage of what lies at a path, relative to the root.
     pub fn usage_of_path(&self, path: &Path) -> Result<Usage> {
         let attr = self.resolve(path)?;
         let usage = self.usage(attr.ino);
@@ -144,8 +144,8 @@ mod tests {
         fs.forget(attr.ino, 1);
     }
 
-    /// Linked files lie in the root of their lineage: those of one directory are told from those of others up to a
-    /// number, and behind that all are counted, as the call says.
+    /// Linked files lie in the root of their lineage. Those of one directory are distinguished from others up to a
+    /// number of them; if there are more, all are counted, as the call says.
     #[test]
     fn of_very_many_linked_files_those_of_the_whole_clone_are_counted() {
         let device = Arc::new(MemDevice::new(256 << 20));

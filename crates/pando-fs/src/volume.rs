@@ -91,7 +91,7 @@ pub struct Inner {
     pub(crate) uuid: [u8; 16],
     /// Bits of the features that the store says it has.
     pub(crate) features: Mutex<u64>,
-    /// The same, to be looked at without a lock.
+    /// A copy of the features that is read without a lock.
     pub(crate) features_seen: AtomicU64,
 }
 
@@ -128,7 +128,7 @@ impl std::fmt::Debug for Fs {
 }
 
 impl Fs {
-    /// Says in the store that it has a feature, before anything is written that needs it. One write, once.
+    /// Sets a feature bit of the store before anything that needs it is written. One write, the first time.
     pub(crate) fn need_feature(&self, feature: u64) -> Result<()> {
         // Held over the write, so that the second of two records has the bits of both.
         let mut features = waiting::take(|| self.features.try_lock(), || self.features.lock());
@@ -209,12 +209,12 @@ impl Fs {
         })
     }
 
-    /// For a caller who waits for writes of others: see [`pando_db::Db::put_off_delays`].
+    /// For a caller that waits for writes of other threads: see [`pando_db::Db::put_off_delays`].
     pub fn put_off_delays(&self) -> pando_db::DelaysPutOff<'_> {
         self.db.put_off_delays()
     }
 
-    /// Has the figures say that a clone which has just been made took so long for its caller, who waited before.
+    /// Adds the time that a clone took for its caller, waits included, to the statistics.
     pub fn clone_took(&self, report: &CloneReport, took: Duration) {
         self.clone_latency.correct(report.micros, took.as_micros() as u64);
     }

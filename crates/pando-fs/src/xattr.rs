@@ -1,9 +1,9 @@
-//! Extended attributes: set, got, listed and removed.
+//! Calls on extended attributes: set, get, list, remove.
 //!
-//! Small ones stand in the record of their file, which is in memory, so that asking costs nothing; the others under
-//! keys of their own below the file's data prefix, which clones, renames and removals of trees carry along (`attrs` has
-//! the bytes, `docs/decisions/extended-attributes.md` the reasons). Guarantees that each call is one batch, that the
-//! mode and the access list agree (`acl`), and the limits that Linux states.
+//! Small attributes are stored in the record of their file, which is in memory, so that a query costs nothing; others
+//! have keys of their own below the file's data prefix, which clones, renames and removals of trees carry along
+//! (`attrs` has the bytes, `docs/decisions/extended-attributes.md` the reasons). Guarantees: each call is one batch;
+//! the mode and the access list agree (`acl`); the limits are those of Linux.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
 
@@ -33,7 +33,7 @@ pub const XATTR_REPLACE: i32 = 2;
 /// Most bytes of attributes that share one key because the hashes of their names are the same.
 const MAX_BUCKET_BYTES: usize = 256 << 10;
 
-/// A namespace, and who may see it.
+/// A namespace of attributes, which decides who may see them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Namespace {
     User,
@@ -107,7 +107,7 @@ impl Fs {
             return Ok(found);
         }
         let at = self.hold(inode, false)?;
-        // It may have changed before it was held.
+        // The attribute may have changed before the lock was taken.
         match in_record(inode) {
             Ok(found) => Ok(found),
             Err(()) => Ok(self.bucket(&prefix(inode, &at), name)?.1.get(name).cloned()),
@@ -237,10 +237,10 @@ impl Fs {
         Ok((new, in_record || was_outside))
     }
 
-    /// Sets an extended attribute, in one batch. `flags` is 0, [`XATTR_CREATE`] or [`XATTR_REPLACE`]. Of whether the
-    /// caller may change the file only what the kernel cannot know is looked at: `trusted.` is for root.
+    /// Sets an extended attribute, in one batch. `flags` is 0, [`XATTR_CREATE`] or [`XATTR_REPLACE`]. Of the
+    /// permissions only one that the kernel does not check is checked: `trusted.` is for root.
     ///
-    /// Setting an access list sets the mode of the file; one that says no more than a mode is not kept.
+    /// Setting an access list sets the mode of the file; a list that says no more than a mode is not stored.
     ///
     /// Errors besides those of any change: EOPNOTSUPP for other namespaces than `user.`, `trusted.`, `security.` and
     /// those of access lists; EPERM for `user.` of what is neither file nor directory; ERANGE for a name and E2BIG for

@@ -12,7 +12,7 @@ use crate::common::{seeds::seeds_for, *};
 use pando_db::device::MemDevice;
 use pando_fs::{
     send::{
-        BLOCK_BYTES, BlockReader, BlockWriter, FileMeta, Header, Inside, Position, Receiver, Sender,
+        BLOCK_BYTES, BlockReader, BlockWriter, FileMeta, FsTree, Header, Position, Receiver, Sender,
         SourceTree, StreamError, StreamRecord, Totals,
     },
     *,
@@ -62,8 +62,8 @@ impl<'a> Top<'a> {
         Top(w, w.fs.resolve(Path::new(path)).unwrap().ino)
     }
 
-    fn tree(&self) -> Inside<'a> {
-        Inside::new(&self.0.fs, self.1)
+    fn tree(&self) -> FsTree<'a> {
+        FsTree::new(&self.0.fs, self.1)
     }
 }
 

@@ -72,7 +72,7 @@ impl Asked {
         out.extend_from_slice(&number.to_le_bytes());
         out.extend_from_slice(&new.valid_for_secs.unwrap_or(0).to_le_bytes());
         for part in [name, new.note.as_bytes()] {
-            // One that is too long is cut so that the reader refuses it.
+            // A part that is too long is cut, so that the reader refuses the request.
             let len = part.len().min(usize::from(u16::MAX));
             out.extend_from_slice(&(len as u16).to_le_bytes());
             out.extend_from_slice(part.get(..len).unwrap_or_default());
@@ -228,8 +228,8 @@ fn read_line(line: &str) -> Option<SnapshotInfo> {
     next().is_none().then_some(info)
 }
 
-/// A policy as a line of an answer: who has set it and what it says. Not where the directory is, which may lie behind
-/// what the caller can reach.
+/// A policy as a line of an answer: its user and its rules. The path of the directory is left out, because the caller
+/// may not be able to reach it.
 pub(crate) fn policy_line(info: &PolicyInfo) -> String {
     escaped(&info.policy.encode(info.uid)) + "\n"
 }

@@ -99,7 +99,7 @@ fn mount_by_helper(dir: &Path, settings: &Settings, source: &str) -> Result<Owne
     let options = OsString::from(format!("{options},subtype=pando,fsname={source}"));
 
     let (ours, theirs) = UnixStream::pair().map_err(|e| at(dir, e))?;
-    // As its standard input the socket survives the exec without further ado.
+    // The socket is the standard input of the program, because that stays open over the exec.
     let spawned = Command::new("fusermount3")
         .arg("-o")
         .arg(options)
@@ -168,13 +168,13 @@ pub enum How {
     Plain,
     /// Detach it now; it ends when the last file is closed.
     Lazy,
-    /// Detach it and cut off whoever uses it; for a daemon that must end, or is dead. Dirty
-    /// pages of mappings that cannot be written any more are lost.
+    /// Detach the mount and cut its connection, for a daemon that must end or is dead. Dirty pages of mappings that
+    /// cannot be written any more are lost.
     Force,
 }
 
-/// Changes the flags of what is mounted on exactly `dir` (absolute, without symlinks): whether changes are refused,
-/// and what of devices, set-id bits and programs counts. Only root may.
+/// Changes the flags of the mount on exactly `dir` (absolute, without symlinks): whether it is read-only, and whether
+/// device nodes, set-id bits and programs work there. Only root may do this.
 pub fn remount(dir: &Path, settings: &Settings) -> Result<(), Error> {
     match rustix::mount::mount_remount(dir, flags(settings), "") {
         Ok(()) => Ok(()),

@@ -1,10 +1,10 @@
-//! The thread that carries out policies for snapshots: when it runs, and what was synced since it ran last.
+//! The thread that applies policies for snapshots: when it runs, and which files were synced since its last run.
 //!
-//! Guarantees: who changes a policy or syncs a file only leaves a note and waits for nothing. While the thread rests
-//! and nobody waits for syncs a note costs one load. While it works, and from a change of a policy until it has seen
-//! that, all syncs are noted: a snapshot may have been made before the sync, or a policy have come that waits for it.
-//! Files are noted up to a bound, and then all count as synced. The thread takes notes at most every
-//! [`GATHER_SYNCS_FOR`]. What it does is given to [`Automatic::start`].
+//! Guarantees: a change of a policy or a sync only leaves a note and waits for nothing. While the thread rests and no
+//! policy waits for syncs, a note costs one load. While the thread works, and from a change of a policy until it has
+//! seen that change, all syncs are noted: a snapshot may have been made before the sync, or a new policy may wait for
+//! it. Files are noted up to a bound; beyond it all files count as synced. The thread takes notes at most every
+//! [`GATHER_SYNCS_FOR`]. Its work is a callback, given to [`Automatic::start`].
 
 use std::{
     collections::HashSet,
@@ -29,9 +29,9 @@ const GATHER_SYNCS_FOR: Duration = Duration::from_millis(100);
 /// What was synced.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Synced {
-    /// These files and directories; none perhaps.
+    /// These files and directories, possibly none.
     Some(HashSet<u64>),
-    /// All that there is.
+    /// All files and directories.
     All,
 }
 

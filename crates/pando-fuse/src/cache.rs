@@ -1,4 +1,4 @@
-//! What the kernel holds of each open file, and what that asks of us.
+//! What the kernel caches of each open file, and which cache operations that requires.
 //!
 //! The rules (reasons in `docs/fuse.md`): files opened for writing only
 //! bypass the page cache, all others use it, written through. This module
@@ -10,12 +10,12 @@
 //! - when a run of small READs shows that such pages shred a scan,
 //! - which inodes may have dirty pages of a shared mapping.
 //!
-//! Where the kernel keeps what is written (its write-back cache), opens use the page cache, but for those that
-//! are likely to change a little of a large file that exists ([`MIN_BYPASS_BYTES`]; of a page that it does not
-//! hold, the cache would read the rest first), and new files of those who make one after the other (`creators`).
-//! `times` tells the kernel what it then does not know.
+//! With the kernel's write-back cache, opens use the page cache, with two exceptions: opens that are likely to change
+//! a small part of a large existing file ([`MIN_BYPASS_BYTES`]; the cache would first read the rest of each page),
+//! and new files of callers that make many in a row (`creators`). `times` then tells the kernel the times that it
+//! does not know.
 //!
-//! It knows nothing of FUSE messages; the caller carries its decisions out.
+//! This module knows no FUSE messages; the caller applies its decisions.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -40,7 +40,7 @@ pub(crate) const MIN_BYPASS_BYTES: u64 = 64 << 10;
 
 #[derive(Default)]
 struct InodeCache {
-    /// All opens.
+    /// The number of opens.
     opens: u32,
     /// Counts what may change the file's bytes, before the kernel knows of it: opens, and changes of its size.
     changes: u64,
@@ -48,7 +48,7 @@ struct InodeCache {
     filling: bool,
     /// Opens that use the page cache.
     cached: u32,
-    /// Those of them that may also map the file for writing.
+    /// The number of opens that may also map the file for writing.
     writable: u32,
     /// A write through the page cache left pages that are not up to date.
     partial: bool,
@@ -59,8 +59,9 @@ struct InodeCache {
 }
 
 impl InodeCache {
-    /// Whether the kernel may hold old pages in this range of a direct write. Of one call it drops them once, before
-    /// it sends the first of many requests, so it may also have some of an open that came and went since then.
+    /// Whether the kernel may hold old pages in this range of a direct write. The kernel drops them once for each
+    /// call, before it sends the first of its requests, so it may also have pages of an open that came and went since
+    /// then.
     fn may_be_old(&self, range: &Range<u64>) -> bool {
         let pages = pages(range);
         self.cached > 0 || self.beside.start < pages.end && pages.start < self.beside.end
@@ -104,8 +105,8 @@ pub(crate) struct Caches {
     bypassing: Mutex<HashSet<u64>>,
 }
 
-/// The page cache of an inode is being filled, until this is dropped: also if whoever fills it panics, or nobody could
-/// open the file any more.
+/// Says that the page cache of an inode is being filled, until this is dropped. It is dropped in a panic, too:
+/// otherwise nobody could open the file any more.
 struct Filling<'a> {
     caches: &'a Caches,
     ino: u64,
@@ -160,7 +161,7 @@ impl Caches {
         if !self.writeback && write_only(flags) {
             return direct;
         }
-        // Where somebody else's writes are kept, each direct one would have to wait for their pages.
+        // If the kernel caches the writes of other opens, each direct write would have to wait for their pages.
         if self.writeback && bypass && state.writable == 0 {
             self.bypassing.lock().insert(handle);
             return direct;
@@ -207,12 +208,12 @@ impl Caches {
         direct
     }
 
-    /// Whether somebody has the file open.
+    /// Whether the file is open.
     pub(crate) fn is_open(&self, ino: u64) -> bool {
         self.inodes.lock().get(&ino).is_some_and(|state| state.opens > 0)
     }
 
-    /// The state of all inodes, at a moment when nobody fills the page cache of this one.
+    /// The state of all inodes, locked at a moment when the page cache of this inode is not being filled.
     fn not_filling(&self, ino: u64) -> MutexGuard<'_, HashMap<u64, InodeCache>> {
         let mut inodes = self.inodes.lock();
         while inodes.get(&ino).is_some_and(|s| s.filling) {
@@ -221,15 +222,16 @@ impl Caches {
         inodes
     }
 
-    /// Before the kernel is told that the size of a file has changed, not by a write.
+    /// To be called before the kernel is notified that the size of a file has changed other than by a write.
     pub(crate) fn resized(&self, ino: u64) {
         if let Some(state) = self.not_filling(ino).get_mut(&ino) {
             state.changes += 1;
         }
     }
 
-    /// Before the file of an open that is not answered yet is read, to give the kernel its pages: what
-    /// [`Caches::fill`] takes. `None`: the kernel may hold some, or somebody else has the file open.
+    /// To be called before a file is read to give the kernel its pages, while its open is not answered yet. Returns
+    /// the argument for [`Caches::fill`]; `None` if the kernel may hold pages of the file, or the file is open
+    /// elsewhere.
     pub(crate) fn may_fill(&self, ino: u64) -> Option<u64> {
         if self.with_pages.lock().contains(&ino) {
             return None;
@@ -237,8 +239,8 @@ impl Caches {
         self.inodes.lock().get(&ino).filter(|s| s.opens == 1).map(|s| s.changes)
     }
 
-    /// Has `give` fill the page cache with what was read, if nothing has happened to the file since
-    /// [`Caches::may_fill`]. Until it is done, opens and changes of the size wait: pages that somebody else has written
+    /// Calls `give`, which fills the page cache with what was read, if the file was not opened or changed since
+    /// [`Caches::may_fill`]. Meanwhile opens and changes of the size wait: pages that another program has written
     /// must not be replaced, and the kernel must not take the file for longer than it is.
     pub(crate) fn fill(&self, ino: u64, changes: u64, give: impl FnOnce()) {
         let begin = |s: &mut InodeCache| {
@@ -333,8 +335,8 @@ impl Caches {
         self.inodes.lock().get(&ino).map_or((false, 0), |s| (s.may_be_old(range), s.changes))
     }
 
-    /// Whether somebody may make pages of this inode dirty by another open than `handle`, which is for writing, and for
-    /// that alone if `write_only`.
+    /// Whether pages of this inode may become dirty by another open than `handle`, which is for writing, and with
+    /// `write_only` for writing alone.
     pub(crate) fn others_may_dirty(&self, ino: u64, handle: u64, write_only: bool) -> bool {
         let direct = if self.writeback { self.bypasses(handle) } else { write_only };
         let own = u32::from(!direct);

@@ -12,8 +12,9 @@ pub(crate) fn caller(c: &Context, umask: u32) -> Caller {
     Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, keeps_group_bit, ..Caller::default() }
 }
 
-/// The caller who makes an entry with this mode. Only its groups say whether it may give away a
-/// set-group-id bit, where the kernel has not looked; everybody else is spared the look.
+/// The caller of a request that makes an entry with this mode. Its supplementary groups are read only if the mode has
+/// a set-group-id bit of an executable, about which the kernel has not decided: they say whether the caller may set
+/// it.
 pub(crate) fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
     match mode & 0o2010 {
         0o2010 if c.keeps_group_bit.is_none() => Caller { umask, ..caller_with_groups(c, 0) },
@@ -21,8 +22,8 @@ pub(crate) fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
     }
 }
 
-/// The caller who changes the content of a file with this mode. As for [`maker`]; and root is looked at where there are
-/// set-id bits that it may not keep.
+/// The caller of a request that changes the content of a file with this mode, with its groups as for [`maker`]. The
+/// capabilities of root are read if the file has set-id bits, which a root without CAP_FSETID may not keep.
 pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
     match mode & 0o6010 {
         0o2000 | 0o6000 => caller_with_groups(c, mode),
@@ -48,8 +49,8 @@ pub(crate) fn may_change_all(c: &Context) -> bool {
     has_capabilities(c, CAPABILITY_BITS) && is_in_own_namespace(c)
 }
 
-/// Whether the caller is root in the user namespace of this process, and may look into any directory. For where nothing
-/// can be made, so that the kernel cannot show that it is.
+/// Whether the caller is root in the user namespace of this process, and may read any directory. Used where nothing
+/// can be made, so that the kernel cannot show this.
 pub(crate) fn may_see_all(c: &Context) -> bool {
     /// Bit of CAP_DAC_READ_SEARCH.
     const READ_SEARCH: u64 = 0b100;
@@ -62,8 +63,8 @@ fn is_in_own_namespace(c: &Context) -> bool {
     namespace("self").is_some_and(|own| namespace(&c.pid.to_string()) == Some(own))
 }
 
-/// The caller who changes a file with this mode, with its supplementary groups, or as root with the right to keep
-/// set-id bits: for what the kernel cannot check.
+/// The caller of a request that changes a file with this mode, with its supplementary groups, or for root with its
+/// right to keep set-id bits: what the kernel does not check.
 pub(crate) fn caller_with_groups(c: &Context, mode: u16) -> Caller {
     /// Bit of CAP_FSETID.
     const FSETID: u64 = 0b1_0000;

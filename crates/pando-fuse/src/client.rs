@@ -1,7 +1,7 @@
 //! The tool's side of a control request: one ioctl on a directory of the mount.
 //!
-//! One of the three modules of the crate with `unsafe` (the others are `inside` and `transport::own::ring`): an ioctl
-//! cannot be made without.
+//! One of the three modules of the crate with `unsafe` (the others are `own_mount` and `transport::own::ring`): an
+//! ioctl cannot be made without.
 
 #![allow(unsafe_code)]
 
@@ -132,7 +132,7 @@ pub fn send(dir: impl AsFd, request: &ControlRequest) -> Result<u64, ControlErro
     ask(dir.as_fd(), request).map(|answer| answer.value)
 }
 
-/// What a clone came to.
+/// The result of a clone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClonedTree {
     /// The microseconds that it took inside the daemon.
@@ -152,7 +152,7 @@ pub fn token(file: impl AsFd) -> Result<Token, ControlError> {
     token_and_writeback(file).map(|(token, _)| token)
 }
 
-/// The same, and whether the kernel keeps what is written to files of the mount.
+/// Fetches a token, and whether the mount has a write-back cache.
 pub(crate) fn token_and_writeback(file: impl AsFd) -> Result<(Token, bool), ControlError> {
     let answer = ask(file.as_fd(), &ControlRequest::Token)?;
     let token = Token::from_hex(answer.message.as_bytes()).ok_or(ControlError::NotPando)?;
@@ -172,8 +172,8 @@ pub fn usage(file: impl AsFd, token: Token) -> Result<Usage, ControlError> {
     control::decode_usage(&answer.message).ok_or(ControlError::NotPando)
 }
 
-/// Sends these bytes as the ioctl `command` of [`control::command`], and returns what comes back: for those who
-/// try what a daemon does with requests that no tool sends.
+/// Sends these bytes as the ioctl `command` of [`control::command`], and returns the answer: for tests of a daemon
+/// with requests that no tool sends.
 pub fn raw(
     file: impl AsFd,
     command: u32,
@@ -220,7 +220,7 @@ pub fn piece(file: impl AsFd, request: &ControlRequest) -> Result<(Vec<u8>, bool
     piece_and_unstored(file, request).map(|(piece, more, _)| (piece, more))
 }
 
-/// The same, and of how many files there is data that the kernel shows and for which there was no room.
+/// The same, and the number of files with data that the kernel shows and that could not be stored for lack of space.
 pub(crate) fn piece_and_unstored(
     file: impl AsFd,
     request: &ControlRequest,

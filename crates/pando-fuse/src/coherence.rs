@@ -26,12 +26,12 @@ use crate::{
     creators::Creators,
     diffs::Diffs,
     dirty_limit::DirtyLimit,
-    inside::{Apart, Inside},
     interrupts::Interrupts,
     labels::Labels,
     listings::Listings,
     mountinfo,
     openers::Openers,
+    own_mount::{OwnMount, UnsharedFiles},
     own_threads::OwnThreads,
     past_pages::PastPages,
     pending_reports::PendingReports,
@@ -41,7 +41,7 @@ use crate::{
     transport::{Behind, Context, Errno, Notify, Outcome},
 };
 
-/// How long files that were written are gathered before the kernel is told of their blocks.
+/// How long written files are collected before the kernel is told to ask for their blocks again.
 const GATHER_FILES_FOR: Duration = Duration::from_millis(50);
 /// How long is waited for an open of a file whose pages are to be written out.
 const PATIENCE_TO_OPEN: Duration = Duration::from_secs(2);
@@ -66,10 +66,11 @@ pub(crate) struct MountState {
     pub(crate) counters: Arc<Counters>,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
-    /// The server's own way into the mount, if it has one.
-    pub(crate) inside: OnceLock<Inside>,
-    /// The same, also where the kernel owns no times, so that nothing has to be told this way in passing.
-    pub(crate) way_in: OnceLock<Inside>,
+    /// The server's access to its own mount, if it may open files there by handle.
+    pub(crate) own_mount: OnceLock<OwnMount>,
+    /// The same, set only if the kernel caches writes and times. The server then uses its mount in passing too: to tell
+    /// the kernel times, and to have pages written out.
+    pub(crate) own_mount_unasked: OnceLock<OwnMount>,
     pub(crate) own_threads: OwnThreads,
     /// Callers that make small files one after the other.
     pub(crate) creators: Creators,
@@ -81,7 +82,7 @@ pub(crate) struct MountState {
     pub(crate) dirty_limit: OnceLock<DirtyLimit>,
     /// Pages of the kernel's that did not fit.
     pub(crate) refused: Refused,
-    /// What is stored past pages that somebody else makes dirty.
+    /// Ranges that are written past the page cache while other programs may have its pages dirty.
     pub(crate) past_pages: Arc<PastPages>,
     /// Carries out policies for snapshots.
     pub(crate) automatic: Arc<Automatic>,
@@ -92,7 +93,7 @@ pub(crate) struct MountState {
     pub(crate) written: Mutex<Vec<u64>>,
     /// Files of which the server itself has dropped set-id bits: see [`MountState::bits_dropped`].
     pub(crate) bare: Mutex<HashSet<u64>>,
-    /// Length of `bare`, so that to forget others costs nothing.
+    /// Length of `bare`, so that a FORGET of another inode takes no lock.
     bare_len: AtomicUsize,
     /// The device number of the mount, `major:minor`, if it could be found out.
     pub(crate) device: OnceLock<String>,
@@ -103,11 +104,11 @@ pub(crate) struct MountState {
 /// What the kernel does by itself in a mount.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelKeeps {
-    /// It keeps what is written.
+    /// The kernel has a write-back cache for this mount.
     pub(crate) writeback: bool,
-    /// It keeps listings of directories.
+    /// The kernel caches listings of directories.
     pub(crate) listings: bool,
-    /// It obeys access lists, and keeps them.
+    /// The kernel checks and caches access lists.
     pub(crate) access_lists: bool,
 }
 
@@ -123,8 +124,8 @@ impl MountState {
             counters,
             interrupts: Arc::default(),
             notify: OnceLock::new(),
-            inside: OnceLock::new(),
-            way_in: OnceLock::new(),
+            own_mount: OnceLock::new(),
+            own_mount_unasked: OnceLock::new(),
             own_threads: OwnThreads::default(),
             creators: Creators::default(),
             openers: Openers::default(),
@@ -143,8 +144,8 @@ impl MountState {
         }
     }
 
-    /// Sends the notification `what`; a failure leaves stale pages behind and is logged. The kernel may wait in it for
-    /// whoever has the file or directory locked, and so for as long as that program likes.
+    /// Sends the notification `what`; a failure leaves stale pages behind and is logged. The kernel may wait in it
+    /// for a program that has the file or directory locked, for any time.
     pub(crate) fn tell(&self, what: impl Fn(&dyn Notify) -> std::io::Result<()>) {
         waiting::announce();
         match self.notify.get() {
@@ -157,9 +158,9 @@ impl MountState {
         }
     }
 
-    /// Notes that a file was written that the kernel's write-back cache kept. What it took of attributes before lacks
-    /// the blocks: it does not ask again by itself. Gives the work of telling it, for all that are noted until then,
-    /// unless somebody is about to do that.
+    /// Notes that the kernel has written a file out of its write-back cache. The attributes that the kernel has lack
+    /// the new blocks, and it does not ask again by itself. Returns the work of notifying it, for all files noted
+    /// until then, unless another thread is about to do that.
     pub(crate) fn written(self: &Arc<Self>, ino: u64) -> Option<Behind> {
         let mut written = self.written.lock();
         written.push(ino);
@@ -168,17 +169,18 @@ impl MountState {
         }
         let shared = self.clone();
         Some(Box::new(move || {
-            // Many small files are closed one after the other: to be woken for each would hold up whoever does that.
+            // Programs close many small files one after the other: waking this thread for each would slow them down.
             std::thread::sleep(GATHER_FILES_FOR);
             let inodes = std::mem::take(&mut *shared.written.lock());
             inodes.into_iter().for_each(|ino| shared.tell_written(ino));
         }))
     }
 
-    /// Has the kernel ask for the mode of a file again, whose set-id bits were dropped. Only for workers.
+    /// Makes the kernel ask for the mode of a file again, whose set-id bits were dropped. Only for workers.
     ///
-    /// An answer that is on its way while the kernel is told to forget is not taken in, and the old mode stays, by
-    /// which a program may be run. So a file of this kind is not forgotten for its blocks from then on.
+    /// If the kernel is told to forget attributes while an answer is on its way, it ignores that answer, and the old
+    /// mode stays, with which a program could be run. So for such a file the kernel is not told to forget the blocks
+    /// from then on.
     pub(crate) fn bits_dropped(&self, ino: u64) {
         if self.caches.writeback() {
             let mut bare = self.bare.lock();
@@ -188,7 +190,7 @@ impl MountState {
         self.tell(|n| n.forget_attributes(ino));
     }
 
-    /// The kernel gives back `count` references of an inode. Of one that it has forgotten it keeps nothing.
+    /// The kernel returns `count` references of an inode. It caches nothing of an inode that it has forgotten.
     pub(crate) fn forgotten(&self, ino: u64, count: u64) {
         self.caches.forgotten(ino);
         self.times.forgotten(ino);
@@ -196,8 +198,8 @@ impl MountState {
         self.fs.forget(ino, count);
         self.refused.forgotten(ino, || self.fs.is_known(ino));
         if self.bare_len.load(Ordering::Acquire) > 0 {
-            // Somebody may hold it who waits for the kernel. Held over the question: whoever comes to know the file
-            // may write to it at once.
+            // A thread that waits for the kernel may hold this lock. It is held over the query, because a program
+            // that looks the file up may write to it at once.
             let mut bare = waiting::take(|| self.bare.try_lock(), || self.bare.lock());
             if !self.fs.is_known(ino) {
                 bare.remove(&ino);
@@ -206,7 +208,7 @@ impl MountState {
         }
     }
 
-    /// Tells the kernel at once. Only for workers.
+    /// Notifies the kernel at once of written files. Only for workers.
     pub(crate) fn tell_written(&self, ino: u64) {
         // Held over the notification: one that came behind that of `bits_dropped` could make the kernel pass over the
         // answer that has the new mode.
@@ -214,28 +216,27 @@ impl MountState {
         if bare.contains(&ino) {
             return;
         }
-        // It may have left the kernel's memory, and its attributes with it.
+        // The kernel may have forgotten the inode and its attributes.
         if let Some(notify) = self.notify.get() {
             let _gone = notify.forget_attributes(ino);
         }
     }
 
-    /// Brings what the kernel keeps of these files' data into the file system, the dirty pages of mappings too.
-    /// Only for workers.
+    /// Has the kernel write out its dirty pages of these files, those of mappings too. Only for workers.
     pub(crate) fn write_out(&self, files: Vec<u64>) {
         if files.is_empty() {
             return;
         }
         waiting::announce();
         let mut left = files.clone();
-        if let Some(inside) = self.inside.get() {
-            match inside.write_out(&files, PATIENCE_TO_OPEN) {
+        if let Some(mount) = self.own_mount_unasked.get() {
+            match mount.write_out(&files, PATIENCE_TO_OPEN) {
                 Ok(failed) => left = failed,
                 Err(e) => log::warn!("no way into the mount: {e}"),
             }
         }
-        // There is nothing else of pages that were refused, and are tried again through the way in.
-        if self.way_in.get().is_some() {
+        // Refused pages exist only in the kernel, from where they are read through the own mount and stored again.
+        if self.own_mount.get().is_some() {
             left.retain(|ino| !self.refused.may_wait(*ino));
         }
         // Dropping the pages of an inode writes dirty ones first, one by one, and waits for that, which syncfs
@@ -243,12 +244,12 @@ impl MountState {
         left.into_iter().for_each(|ino| self.tell(|n| n.forget_pages(ino, 0, 0)));
     }
 
-    /// The same for all files. Only those open for writing can have any.
+    /// As [`MountState::write_out`], for all files. Only files that are open for writing can have dirty pages.
     pub(crate) fn write_out_all(&self) {
         self.write_out_for(self.caches.perhaps_dirty());
     }
 
-    /// The same for a caller that will soon wait again.
+    /// As [`MountState::write_out`], for a caller that will soon wait again.
     fn write_out_for(&self, files: Vec<u64>) {
         if let (Some(limit), false) = (self.dirty_limit.get(), files.is_empty()) {
             limit.waited_for();
@@ -258,8 +259,8 @@ impl MountState {
         self.write_out(files);
     }
 
-    /// The same for those of `top` and what is below it. Costs a look at what is in memory there, or at each file that
-    /// is open anywhere, whichever is less.
+    /// As [`MountState::write_out`], for files in the tree at `top`. Costs a walk over the inodes in memory there, or
+    /// over all open files, whichever are fewer.
     pub(crate) fn write_out_below(&self, top: u64) {
         let files = self.fs.files_in(top, self.caches.open_count()).map(|mut files| {
             files.retain(|ino| self.caches.is_perhaps_dirty(*ino));
@@ -277,7 +278,7 @@ impl MountState {
         self.unstored_in(&[top])
     }
 
-    /// The same of several trees; a file counts once if they lie in each other.
+    /// The number of such files in several trees; a file counts once if the trees lie in each other.
     pub(crate) fn unstored_in(&self, tops: &[u64]) -> u64 {
         let lies_in_one = |ino: &&u64| tops.iter().any(|top| self.fs.lies_in(**ino, *top));
         self.refused.unstored().iter().filter(lies_in_one).count() as u64
@@ -292,8 +293,8 @@ impl MountState {
             && self.can_tell_times()
     }
 
-    /// Whether a quota leaves so little that a file open for writing only is better written through: of pages that the
-    /// kernel keeps, a program is told by sync and close only.
+    /// Whether a quota leaves so little space that a file opened for writing only should be written through: for
+    /// pages in the write-back cache a program would hear of an error only at sync and close.
     pub(crate) fn is_tight(&self, ino: u64, flags: i32) -> bool {
         self.caches.writeback()
             && Caches::may_suit_bypass(flags & !libc::O_TRUNC)
@@ -334,20 +335,21 @@ impl MountState {
         self.times.runs()
     }
 
-    /// Starts what tells a kernel that keeps what is written the times of writes that bypass it. Not for a request.
+    /// Starts the thread that tells a kernel with a write-back cache the times of writes that bypass it. Not for a
+    /// request.
     pub(crate) fn start_telling_times(self: &Arc<Self>) {
-        if !self.caches.writeback() || self.inside.get().is_none() {
+        if !self.caches.writeback() || self.own_mount_unasked.get().is_none() {
             return;
         }
         let (shared, owned) = (Arc::downgrade(self), Arc::downgrade(self));
-        let give = move |apart: &Apart, ino| {
+        let give = move |unshared: &UnsharedFiles, ino| {
             let gone = || std::io::Error::from_raw_os_error(libc::ESTALE);
             let shared = shared.upgrade().ok_or_else(gone)?;
             let time = shared.fs.modified(ino).map_err(|_| gone())?;
-            let inside = shared.inside.get().ok_or_else(gone)?.clone();
+            let mount = shared.own_mount_unasked.get().ok_or_else(gone)?.clone();
             // What it may wait for is not to keep the file system.
             drop(shared);
-            inside.set_modified(apart, ino, time)
+            mount.set_modified(unshared, ino, time)
         };
         let owner = move |ino| owned.upgrade()?.fs.attr_in_memory(ino).ok().map(|attr| attr.uid);
         let started = self.times.start(give, owner);
@@ -356,9 +358,9 @@ impl MountState {
         }
     }
 
-    /// Keeps in their places, as long as the answer lives and for calls of this thread, the entries on which something
-    /// is mounted: for this process, or the process `pid`. The kernel unmounts what lies where it is told to forget an
-    /// entry. Reads `/proc`.
+    /// Keeps the entries in place on which something is mounted, in the namespace of this process or of the process
+    /// `pid`, for calls of this thread, as long as the result lives: the kernel unmounts what is mounted on an entry
+    /// that it is told to forget. Reads `/proc`.
     pub(crate) fn keep_mounted(&self, pid: u32) -> pando_fs::MountedOn<'_> {
         let paths = self.device.get().map(|device| mountinfo::mounted_on(device, pid));
         let paths = paths.unwrap_or_else(|| Ok(Vec::new())).unwrap_or_else(|e| {
@@ -368,7 +370,7 @@ impl MountState {
         self.fs.mounted_on(&paths)
     }
 
-    /// Drops what a change behind the kernel's back made stale. Only for workers.
+    /// Makes the kernel drop what a change by the server made stale. Only for workers.
     pub(crate) fn drop_stale(&self, report: &pando_fs::CloneReport) {
         for (dir, name) in &report.entries {
             self.tell(|n| n.forget_entry(*dir, name));

@@ -1,12 +1,10 @@
-//! Control requests: the bytes that travel in our ioctls.
+//! Control requests: the bytes in the ioctls of the tool.
 //!
-//! `pando clone` and its like open a file or directory of the mount and send one of
-//! these. Requests and answers share one fixed struct of 2 KiB (statistics
-//! have a larger one), little-endian, checked field by field on both sides: a
-//! request comes from any process that can open a directory, so nothing in
-//! it is trusted. It names no inodes: what it is about, and the right to it, is what
-//! the kernel has shown under its [`Token`] (see `proof`). An answer carries the error number and the message of the
-//! file system, so that the tool can say what the daemon knows.
+//! `pando clone` and its like open a file or directory of the mount and send one of these. Requests and answers share
+//! one fixed struct of 2 KiB (statistics have a larger one), little-endian, checked field by field on both sides: a
+//! request comes from any process that can open a directory, so nothing in it is trusted. A request names no inodes:
+//! its objects, and the rights to them, are what the kernel has shown under its [`Token`] (see `proof`). An answer
+//! has the error number and the message of the file system, which the tool prints.
 
 mod token;
 mod usage;
@@ -78,7 +76,7 @@ pub mod command {
     pub const FORK: u32 = number::<StatsBytes>(0x50);
     /// Something about quotas, whose answer is of the size of statistics.
     pub const QUOTA: u32 = number::<StatsBytes>(0x51);
-    /// All policies in a tree, whose answer is of the size of statistics.
+    /// All policies in a tree. The answer has the size of statistics.
     pub const POLICIES: u32 = number::<StatsBytes>(0x52);
     /// The snapshots of directories that are gone, whose answer is of that size too.
     pub const GONE: u32 = number::<StatsBytes>(0x53);
@@ -152,7 +150,7 @@ pub enum ControlRequest {
         after: Token,
         /// Which bytes of files differ.
         ranges: bool,
-        /// Files that moved are told as removed and added.
+        /// Report files that moved as removed and added.
         no_renames: bool,
     },
     /// The next piece of the difference, or of the answer about forks, that was begun on this open file.
@@ -199,8 +197,8 @@ pub struct Response {
     /// daemon (clone, remove), 1 if the kernel keeps what is written (token), files whose data
     /// did not fit and is in no copy (making of a snapshot).
     pub value: u64,
-    /// What went wrong and what to do. On success what is told, and of a clone the number of files whose data did not
-    /// fit and is in no copy, if there are any.
+    /// The error and what to do. On success the text of the answer, and for a clone the number of files, if any,
+    /// whose data could not be stored and is in no copy.
     pub message: String,
 }
 

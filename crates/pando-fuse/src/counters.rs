@@ -96,7 +96,7 @@ pub struct Polling {
     pub caught: u64,
     /// How often it polled in vain, and went to sleep.
     pub missed: u64,
-    /// How often it left the CPU to somebody else for a while.
+    /// How often polling left the CPU to another program for a while.
     pub yielded: u64,
     /// How often it began to keep idle CPUs from halting.
     pub held_awake: u64,

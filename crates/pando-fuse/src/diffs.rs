@@ -1,12 +1,12 @@
-//! Differences that are being told, and the bytes in which they travel.
+//! Differences that are being sent to tools, and their encoding.
 //!
-//! A difference may be as long as two trees, so it is told in pieces: it belongs to the open file that it was asked on,
-//! each request gives the next piece, and closing the file ends it. What differs is found by a thread of its own, ahead
-//! of the requests by a piece, so no request lasts longer than [`TURN`], however much of both trees is equal: the
-//! kernel waits for an answer also in the name of a process that was killed. Each user has few, and one of which nobody
-//! takes a piece for a minute ends by itself ([`Diffs::end_idle`]): the frozen state that it has holds the space of all
-//! that is deleted meanwhile, by anybody. One that has ended reads no further than to the end of a page. So memory,
-//! threads and frozen states are bounded in number and in time.
+//! A difference may be as long as two trees, so it is sent in pieces: it belongs to the open file on which it was
+//! requested, each request returns the next piece, and closing the file ends it. A thread of its own computes the
+//! difference, one piece ahead of the requests. So no request lasts longer than [`TURN`], however much of both trees
+//! is equal: this matters because the kernel waits for an answer even if the caller was killed. Each user may have
+//! few differences, and one from which no piece is taken for a minute ends by itself ([`Diffs::end_idle`]), because
+//! its snapshot holds the space of everything that is deleted meanwhile. A difference that was ended stops at the end
+//! of the page that it reads. So memory, threads and snapshots are bounded in number and in time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -27,7 +27,7 @@ use crate::ending::{PATIENCE_AT_END, join_within};
 
 /// Differences of one user at a time, a count; a further one ends the oldest.
 const MAX_DIFFS_OF_USER: usize = 8;
-/// Differences of all users at a time, a count; then who has most loses one to a user with fewer.
+/// Differences of all users at a time, a count. Beyond it the user with most loses one to a user with fewer.
 const MAX_DIFFS: usize = 64;
 /// Root may have so many besides, a count.
 const MAX_DIFFS_OF_ROOT: usize = MAX_DIFFS_OF_USER;
@@ -38,7 +38,7 @@ const TURN: Duration = Duration::from_millis(200);
 /// Bytes of a difference before its paths and ranges.
 const HEAD_BYTES: usize = 4 + 1 + 1 + 2 + 8 + 8 + 4 + 4;
 
-/// So many bytes are computed ahead of requests.
+/// Bytes that are computed ahead of requests.
 const AHEAD_BYTES: usize = 128 << 10;
 
 /// A difference under way. When it is dropped, the thread ends that looks for what differs.
@@ -87,7 +87,7 @@ pub(crate) struct Diffs {
     sessions: Mutex<HashMap<(u64, u64), DiffSession>>,
     /// How many, so that closing other files costs nothing.
     count: AtomicUsize,
-    /// Those that look for what differs; some have ended.
+    /// The threads that compute differences; some have ended.
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -258,7 +258,7 @@ impl Finds<'_> {
             };
             self.0.moved.wait_while(&mut found, waits);
         };
-        // The frozen state is gone when the end is told.
+        // The snapshot is dropped before the end is sent.
         drop(diff);
         self.0.found.lock().ended = Some(ended);
     }
@@ -420,7 +420,7 @@ mod tests {
         assert!(diffs.next(7, one, 4).is_some() && diffs.next(0, root, 4).is_some());
         let gone = (100..).zip(&firsts).filter(|(uid, first)| diffs.next(*uid, first.unwrap(), 4).is_none());
         assert_eq!(gone.count(), 1, "one of those with most has lost the one that was used least lately");
-        // With one each nobody loses any; root is not refused.
+        // If each user has one, none loses it; root is not refused.
         for uid in 200..400 {
             begin(uid);
         }

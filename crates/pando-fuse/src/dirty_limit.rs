@@ -1,15 +1,15 @@
-//! How much of what is written the kernel may keep: what the server takes in a moment.
+//! The limit of dirty pages that the kernel may keep: as much as the server takes in a moment.
 //!
-//! A clone, a sync and a close wait for what the kernel has of the files that they are about, behind what it has of all
-//! others, and in the worst case a few times over. So that must be little where the server is slow: on a slow device,
-//! on a busy processor, for single pages. Where the server is fast it may be more than the kernel offers, as writers
-//! would wait for each request otherwise. Guarantees that what the kernel may keep follows the speed at which pages
-//! were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have: it is less where
-//! clones and syncs are made, [`SHORT_MOMENT`] instead of [`MOMENT`] and at least [`LEAST_WHILE_WAITED_BYTES`], since a
-//! clone waits until that is taken two or three times over. And that it is no more than [`START_BYTES`] when nothing
-//! was written for [`SPEED_LASTS`], because whoever writes next may be slower. What lies above a limit that falls has
-//! all writers wait until it is written; so the limit falls step by step, by half of what is taken meanwhile, and
-//! writers go on at half of the speed.
+//! A clone, a sync and a close wait until the dirty pages of their files are written, behind those of all other
+//! files, and in the worst case a few times over. So there must be few dirty pages if the server is slow: on a slow
+//! device, on a busy processor, for single pages. If the server is fast, the limit may be higher than the kernel's
+//! default, because writers would otherwise wait for each request. Guarantees: the limit follows the speed at which
+//! pages were taken while they came without a pause, between [`LEAST_BYTES`] and what a mount may have. It is lower
+//! while clones and syncs are made, for [`SHORT_MOMENT`] instead of [`MOMENT`] and at least
+//! [`LEAST_WHILE_WAITED_BYTES`], because a clone waits until that much is taken two or three times over. It is at
+//! most [`START_BYTES`] when nothing was written for [`SPEED_LASTS`], because the next writer may be slower. If the
+//! limit falls below what is dirty, all writers wait until the excess is written; so the limit falls step by step, by
+//! half of what is taken meanwhile, and writers continue at half of the speed.
 
 use std::{
     path::PathBuf,
@@ -21,12 +21,12 @@ use parking_lot::Mutex;
 
 /// What the server is to take in this time may be kept.
 const MOMENT: Duration = Duration::from_millis(50);
-/// The same while a call has waited for dirty pages within [`MEMORY`].
+/// The moment if a call has waited for dirty pages within the last [`MEMORY`].
 const SHORT_MOMENT: Duration = Duration::from_millis(8);
 const MEMORY: Duration = Duration::from_secs(10);
 /// However slow the server is. (With half of it, a writer of single pages alone was slower by a quarter.)
 const LEAST_BYTES: u64 = 1 << 20;
-/// The same while a call has waited.
+/// The lower bound if a call has waited for dirty pages within the last [`MEMORY`].
 const LEAST_WHILE_WAITED_BYTES: u64 = 384 << 10;
 /// However fast it is, but for where the kernel offers more.
 const MOST_BYTES: u64 = 64 << 20;
@@ -120,8 +120,8 @@ impl Speed {
         (self.begun, self.paused, self.bytes, self.known) = (self.last, Duration::ZERO, 0, true);
     }
 
-    /// Gives the limit if that changes now. It rises at once. It falls by half of what was taken meanwhile, so that
-    /// writers go on at half of the speed: with all of it at once they would stand until the difference is written.
+    /// Returns the new limit if it changes now. It rises at once. It falls by half of what was taken meanwhile, so
+    /// that writers continue at half of the speed: if it fell at once, they would stop until the excess is written.
     fn step(&mut self) -> Option<u64> {
         let limit = if self.wanted < self.limit {
             let step = self.limit.saturating_sub(self.since_step / 2).max(self.wanted);
@@ -162,7 +162,8 @@ impl Speed {
 }
 
 impl DirtyLimit {
-    /// Of a new mount on this device (`major:minor`). `None` before Linux 6.2, and without the right to set it.
+    /// The limit of a new mount on this device (`major:minor`). `None` before Linux 6.2, and without the right to set
+    /// it.
     pub(crate) fn new(device: &str) -> Option<Self> {
         let file = PathBuf::from(format!("/sys/class/bdi/{device}/max_bytes"));
         let offered = std::fs::read_to_string(&file).ok()?.trim().parse().ok()?;
@@ -204,7 +205,7 @@ impl Limit {
     }
 }
 
-/// Takes a limit back when nothing is written any more, or leaves it if that is low by then.
+/// Waits until nothing is written any more, and then lowers the limit to its initial value.
 fn wait_for_rest(limit: &Weak<Limit>) {
     loop {
         std::thread::sleep(SPEED_LASTS);
@@ -264,7 +265,7 @@ mod tests {
         // 250 MB a second.
         limits(&mut speed, 200, ms(4), Duration::ZERO);
         assert!((12 * MIB..13 * MIB).contains(&speed.limit), "{speed:?}");
-        // One request that waits long counts as much as it lasts.
+        // One request that waits long counts for as long as it lasts.
         limits(&mut speed, 1, ms(3000), Duration::ZERO);
         assert_eq!(speed.wanted, LEAST_BYTES);
         limits(&mut speed, 4000, Duration::from_micros(200), Duration::ZERO);

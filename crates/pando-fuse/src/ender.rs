@@ -1,9 +1,9 @@
-//! The end of a mount from outside of its server's threads: by a signal, or when its owner is dropped.
+//! Ends a mount from outside of its server's threads: on a signal, or when its owner is dropped.
 //!
-//! Guarantees: what is unmounted is the mount of this server, and nothing that somebody has mounted on the directory
-//! instead or over it. (But for the moment between the look and the call: the kernel unmounts by paths only.) If the
-//! mount is covered, or was taken away while somebody had files open, its connection is cut, so the server ends in any
-//! case where that may be done (see `guard`).
+//! Guarantees: only the mount of this server is unmounted, and nothing that was mounted on the directory instead or
+//! over it. (Except in the moment between the check and the call, because the kernel unmounts by path only.) If the
+//! mount is covered, or was detached while files were open, its connection is cut, so that the server ends wherever
+//! cutting is allowed (see `guard`).
 
 use std::{
     fs::File,
@@ -33,7 +33,7 @@ struct Ends {
 }
 
 impl Ender {
-    /// Of the mount on `dir` (absolute, without symlinks), with this device number.
+    /// Ends the mount on `dir` (absolute, without symlinks) with this device number.
     pub(crate) fn new(dir: &Path, device: Option<&str>, served: &Arc<MountState>) -> Self {
         let abort = device.and_then(|device| match guard::abort_file(device) {
             Ok(file) => Some(file.into()),
@@ -46,8 +46,8 @@ impl Ender {
         Self(Arc::new(Ends { dir, device, abort, served }))
     }
 
-    /// Unmounts it where it lies: on its directory, or where somebody has moved it. [`Error::NotMounted`] if it lies
-    /// nowhere, or something is mounted over it.
+    /// Unmounts it where it is: on its directory, or where it was moved to. [`Error::NotMounted`] if it is nowhere,
+    /// or something is mounted over it.
     pub fn unmount(&self, how: How) -> Result<(), Error> {
         let Ends { dir, device, .. } = &*self.0;
         match device.as_deref().map_or_else(|| Some(dir.clone()), |device| place(dir, device)) {
@@ -83,7 +83,7 @@ impl Ender {
                 false
             }
         };
-        // The kernel keeps a mount that is detached as long as somebody uses it; and there may be others of it.
+        // The kernel keeps a detached mount as long as it is in use, and there may be bind mounts of it.
         let cut = self.0.abort.as_ref().is_some_and(|abort| match guard::cut(abort) {
             Ok(()) => true,
             Err(e) => {

@@ -1,9 +1,9 @@
 //! The end of the threads of a mount.
 //!
-//! A thread may be in a call of the kernel's that waits for a program which keeps a file or a directory locked, and
-//! such a program does that for as long as it likes: it reads into memory, or writes from memory, that does not come.
-//! The end of a mount does not wait for that. What such a thread does when it goes on in the end changes nothing: it
-//! tells the kernel of what it keeps, and there is no mount any more.
+//! A thread may be in a system call that waits for a program which keeps a file or a directory locked. Such a program
+//! can do so for any time: it reads into memory, or writes from memory, whose pages do not come. The end of a mount
+//! does not wait for such threads. When they continue later they change nothing: they only notify the kernel of
+//! cached entries, and the mount does not exist any more.
 
 use std::{
     thread::{self, JoinHandle},

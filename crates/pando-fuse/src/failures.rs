@@ -1,7 +1,7 @@
-//! Failures that a caller hears of as EIO only: the log says what they are.
+//! Failures that a caller gets as EIO only, and that the log explains.
 //!
-//! A program that goes on after a failure repeats it, and a damaged store has many. So the same failure is logged once
-//! a minute, and others once a second.
+//! A program that continues after a failure repeats it, and a damaged store has many failures. So the same failure is
+//! logged once a minute, and different ones once a second.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ pub(crate) fn log(error: &pando_fs::Error) {
         }
         news
     };
-    // Not under the lock: the reader of the log may be slow.
+    // Logged without the lock, because the reader of the log may be slow.
     let level = if news { log::Level::Error } else { log::Level::Debug };
     log::log!(level, "{text}");
 }

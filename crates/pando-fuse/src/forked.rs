@@ -25,7 +25,7 @@ pub enum ForkAsked {
     Diff {
         /// Which bytes of files differ.
         ranges: bool,
-        /// Files that moved are told as removed and added.
+        /// Report files that moved as removed and added.
         no_renames: bool,
     },
     /// Merge it into the other directory that is shown; the answer says what was done.
@@ -50,7 +50,7 @@ impl ForkAsked {
         }
     }
 
-    /// The question in these bytes, behind which there may be others; `None` if they make no sense.
+    /// Decodes a request; more bytes may follow it. `None` if the bytes are no request.
     pub fn decode(bytes: &[u8]) -> Option<ForkAsked> {
         Some(match bytes.get(..3)? {
             [0, 0, 0] => ForkAsked::List,
@@ -89,7 +89,7 @@ const MERGE_KINDS: [MergeKind; 15] = [
     MergeKind::Conflict(MergeConflict::MovedInto),
 ];
 
-/// What a merge came to, as text.
+/// The result of a merge, as text.
 pub(crate) fn report(report: &MergeReport) -> String {
     let mut out = format!("{}\n", u8::from(report.merged));
     for change in &report.changes {

@@ -1,14 +1,14 @@
-//! The connection of a mount seen from outside, so that somebody can cut it when the daemon is killed.
+//! A watcher process that cuts the connection of a mount when the daemon is killed.
 //!
-//! A thread that has the kernel drop pages or names waits in a write(2) on the connection: for dirty pages to be
-//! written, for a page that is being read, for a directory in which somebody is looking up a name. All these wait for
-//! answers of the same daemon. Kill it then and none comes, the thread never ends, and as long as it does not end the
-//! descriptor of the connection stays open, so the kernel never gives up either. Nothing inside of the process can
-//! help, as all its threads are told to end. So another process watches: when the daemon ends, however, it tells the
-//! kernel to cut the connection, by a file of fusectl (`connections/N/abort`).
+//! A thread that makes the kernel drop pages or names waits in a write(2) on the connection: for dirty pages to be
+//! written, for a page that is being read, for a directory that is locked by a lookup. All these wait for answers of
+//! the same daemon. If it is killed then, no answer comes, so the thread never ends, the descriptor of the connection
+//! stays open, and the kernel does not end the connection either. Nothing inside the process can help, because all
+//! its threads have to end. So another process watches: when the daemon ends, for whatever reason, the watcher makes
+//! the kernel cut the connection, by a file of fusectl (`connections/N/abort`).
 //!
-//! Guarantees: what is cut is the connection of this mount or none, as the file is opened while the mount is there and
-//! stands for no other one later.
+//! Guarantee: only the connection of this mount is cut, because the file is opened while the mount exists, and never
+//! refers to another one.
 
 use std::{
     fs::File,

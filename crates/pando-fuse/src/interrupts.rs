@@ -1,7 +1,7 @@
-//! Requests whose callers do not wait for them any more: they were killed, or got a signal.
+//! Interrupted requests: their callers were killed, or got a signal.
 //!
-//! Guarantees that a request which asked to be told is told, also if the kernel's word came first. The kernel waits for
-//! the answer all the same, so the caller ends when the request does.
+//! Guarantee: a request that has registered learns of its interrupt, also if the kernel sent that before. The kernel
+//! waits for the answer nevertheless, so the caller ends when the request does.
 
 use std::{
     collections::{HashMap, VecDeque},

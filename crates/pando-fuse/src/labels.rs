@@ -1,14 +1,15 @@
-//! Questions for labels and access lists where there are none at all.
+//! Answers to GETXATTR for labels and access lists in a store that has none.
 //!
-//! `ls -l` asks each entry for a label (`security.selinux`) and for an access list, and the kernel keeps none of the
-//! answers: two requests an entry, nearly all that a listing costs which the kernel has kept. "No such attribute" makes
-//! it ask the next entry; after "not supported" it asks no more. So that is the answer as long as no attribute was ever
-//! set in the store: for a label always, for an access list where whoever asks for it has just been told so of the
-//! label of this file. Others, as `setfacl`, ask for the list because they want to change it, and would give up.
+//! `ls -l` asks for a label (`security.selinux`) and an access list of each entry, and the kernel caches none of the
+//! answers: two requests for each entry, nearly the whole cost of a cached listing. After "no such attribute" `ls`
+//! asks for the next entry, too; after "not supported" it stops asking. So the answer is "not supported" as long as
+//! no attribute was ever set in the store: for a label always, and for an access list if the caller has just got this
+//! answer for the label of the same file. Other programs, such as `setfacl`, ask for the list because they want to
+//! change it, and would give up.
 //!
-//! Guarantees: what is set is answered, and where anything was ever set "no such attribute" is the answer for what is
-//! not. Where the kernel itself asks for lists, to obey them, it is never told that they are not supported: it would
-//! refuse the caller. Memory is bounded by [`MAX_ANSWERS`].
+//! Guarantees: an attribute that is set is returned, and once any was set, the answer for a missing one is "no such
+//! attribute". If the kernel itself asks for lists, to check permissions, it never gets "not supported", because it
+//! would refuse the caller. Memory is bounded by [`MAX_ANSWERS`].
 
 use std::{
     collections::VecDeque,
@@ -25,7 +26,7 @@ const LABEL: &str = "security.selinux";
 const ACCESS_LISTS: [&str; 2] = ["system.posix_acl_access", "system.posix_acl_default"];
 /// Answers that are remembered until the access list is asked for, a count.
 const MAX_ANSWERS: usize = 32;
-/// And for how long: whoever wants both asks for one behind the other.
+/// How long an answer is remembered: programs that want both ask for one right after the other.
 const SOON: Duration = Duration::from_millis(500);
 
 /// Which callers were told of which file that labels are not supported.

@@ -1,13 +1,12 @@
-//! Pando's FUSE floor: kernel requests to file-system calls.
+//! Pando's FUSE server: it makes file-system calls of the kernel's requests.
 //!
-//! [`Mount`] puts a [`pando_fs::Fs`] on a directory and serves it. Behind it,
-//! [`transport`] is the border to the kernel (a trait of our own with the
-//! protocol behind it), `server` answers requests and keeps the kernel's
-//! caches right, `cache` decides what may be cached. [`control`] holds what a tool asks a
-//! mount to do: clone a tree, remove one, compare two, sync, grow, statistics. [`client`] and [`tool`] are the
-//! tool's end of it, `proof` (rights) and `requests` the server's.
+//! [`Mount`] puts a [`pando_fs::Fs`] on a directory and serves it. Behind it, [`transport`] is the interface to the
+//! kernel (a trait, with the protocol behind it), `server` answers requests and keeps the kernel's caches right,
+//! `cache` decides what may be cached. [`control`] has the requests of tools to a mount: clone a tree, remove one,
+//! compare two, sync, grow, statistics. [`client`] and [`tool`] are the tool's side of these, `proof` (rights) and
+//! `requests` the server's.
 //!
-//! `docs/fuse.md` says what the modules are for, and why the kernel is told what it is told. The table `FUSE` of the
+//! `docs/fuse.md` says what the modules are for, and why the kernel gets these notifications. The table `FUSE` of the
 //! engine's test `tidy_source` has the modules from the ground up, and what each imports.
 
 /// The example of the crate's README, so that it compiles.
@@ -35,13 +34,13 @@ mod error;
 mod failures;
 pub mod forked;
 pub mod guard;
-mod inside;
 mod interrupts;
 mod labels;
 mod listings;
 mod mount;
 pub mod mountinfo;
 mod openers;
+mod own_mount;
 mod own_threads;
 mod past_pages;
 mod pending_reports;

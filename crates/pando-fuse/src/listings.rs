@@ -1,21 +1,22 @@
-//! Which listings of directories the kernel may keep.
+//! Decides which listings of directories the kernel may cache.
 //!
-//! A kept listing costs nothing to read again. The kernel drops it when an entry changes at its request; what the
-//! server changes by itself (a clone, the removal of a tree) it has to be told, after which it drops the pages. But a
-//! READDIR that was answered before may be put into the cache after that. So until everybody who had the directory open
-//! then has closed it, it is opened without a cache, and the first open after that drops what is there. Guarantees that
-//! an open after such a change never shows an older listing.
+//! A cached listing costs nothing to read again. The kernel drops it when an entry changes by its own request. After
+//! a change by the server (a clone, the removal of a tree) it has to be notified, and drops the pages. But the answer
+//! to an earlier READDIR may be put into the cache after that. So until all who had the directory open at the change
+//! have closed it, it is opened without a cache, and the first open after that drops the cached pages. Guarantee: an
+//! open after such a change never shows an older listing.
 //!
-//! The kernel asks for attributes with the first entries, and with others if it sees somebody look them up. From a
-//! listing that it has kept it looks each entry up that it does not know, one by one. So a listing that came without
-//! attributes is not used again, nor is one whose entries it has forgotten meanwhile. Knows nothing of messages; uses
-//! nothing.
+//! The kernel asks for attributes with the first entries, and with later ones if programs look entries up. With a
+//! cached listing it looks up each entry that it does not know, one by one. So a listing that came without attributes
+//! is not used again, nor one whose entries the kernel has forgotten since. This module knows no FUSE messages, and
+//! uses no other module.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-/// So many lookups of entries while a directory is open show that the kernel does not know them any more, a count.
+/// Lookups of entries, a count, while a directory is open, which show that the kernel does not know the entries any
+/// more.
 const MANY_LOOKUPS: u32 = 32;
 
 /// A directory that is open or has changed.
@@ -23,9 +24,9 @@ const MANY_LOOKUPS: u32 = 32;
 struct ListedDir {
     /// Handles that are open.
     open: Vec<u64>,
-    /// Those of them that were open at the last change by the server.
+    /// The opens that existed at the last change by the server.
     old: Vec<u64>,
-    /// It has changed since it was opened last, or is to be read again for another reason.
+    /// The directory has changed since it was last opened, or has to be read again for another reason.
     stale: bool,
     /// Entries of it were read without attributes.
     bare: bool,
@@ -101,7 +102,7 @@ impl Listings {
         }
     }
 
-    /// Notes that the entries of a directory were changed without the kernel. It is to be told after this.
+    /// Notes that the server has changed the entries of a directory. The kernel has to be notified after this.
     pub(crate) fn changed(&self, ino: u64) {
         if self.wanted {
             let mut dirs = self.dirs.lock();

@@ -1,8 +1,8 @@
-//! A mount: made, served, and unmounted.
+//! Mounts a file system, serves it, and unmounts it.
 //!
-//! [`Mount::new`] returns when the kernel has accepted the mount and requests
-//! queue up for [`Mount::serve`], which returns when the file system has been
-//! unmounted, by whomever. The file system is neither opened nor closed here.
+//! [`Mount::new`] returns when the kernel has accepted the mount and requests queue up for [`Mount::serve`], which
+//! returns when the file system has been unmounted, by any process. The file system is neither opened nor closed
+//! here.
 
 use std::{
     io,
@@ -22,9 +22,8 @@ use crate::{
     dirty_limit::DirtyLimit,
     ender::Ender,
     error::Error,
-    guard,
-    inside::{self, Inside},
-    mountinfo,
+    guard, mountinfo,
+    own_mount::{self, OwnMount},
     server::Server,
     settings::{IoUring, Settings},
     transport::{
@@ -73,7 +72,7 @@ impl Mount {
         let session = channel(ring, settings, &counters)
             .and_then(|channel| Session::new(server.clone(), fd, &dir, channel, wishes));
         let session = session.map_err(|source| {
-            // Without the handshake nobody will ever answer on this mount.
+            // Without the handshake no request on this mount would ever be answered.
             ender.force();
             Error::Io { path: dir.clone(), source }
         })?;
@@ -83,9 +82,9 @@ impl Mount {
         if let Some(limit) = device.as_deref().filter(|_| settings.writeback).and_then(DirtyLimit::new) {
             server.limit_dirty(limit);
         }
-        let inside = device.as_deref().and_then(|device| Inside::new(&dir, device));
-        if let Some(inside) = inside {
-            server.let_in(inside, session.awaits_answers_to_writes());
+        let own = device.as_deref().and_then(|device| OwnMount::new(&dir, device));
+        if let Some(own) = own {
+            server.set_own_mount(own, session.awaits_answers_to_writes());
         }
         server.start_policies(device.clone());
         Ok(Mount { session, dir, device, ender, counters })
@@ -101,8 +100,8 @@ impl Mount {
         &self.dir
     }
 
-    /// The file by which [`guard::cut`] ends all calls on this mount, also when this process has been killed. Root may,
-    /// and the user who has mounted it.
+    /// The file by which [`guard::cut`] ends all calls on this mount, also when this process has been killed. Root
+    /// may open it, and the user who has mounted the file system.
     pub fn abort_file(&self) -> io::Result<OwnedFd> {
         guard::abort_file(self.device.as_deref().ok_or(io::ErrorKind::NotFound)?)
     }
@@ -142,7 +141,7 @@ impl Mount {
 /// Ends the process, when its mount has ended and the file system is closed: also if one of its threads waits for a
 /// program, nothing that its descriptors lock stays locked.
 pub fn exit(code: i32) -> ! {
-    inside::close_all();
+    own_mount::close_all();
     std::process::exit(code)
 }
 

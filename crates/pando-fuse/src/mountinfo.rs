@@ -74,7 +74,7 @@ pub fn containing(path: &Path) -> io::Result<Option<Entry>> {
 pub fn around(path: &Path) -> io::Result<Vec<Entry>> {
     let mut all = all()?;
     let depth = |(_, e): &(usize, &Entry)| e.dir.components().count();
-    // Of several as deep the topmost, which was made last.
+    // If several are equally deep, the topmost one counts, which was made last.
     let own = all.iter().enumerate().filter(|(_, e)| path.starts_with(&e.dir)).max_by_key(depth);
     let Some((own, _)) = own else { return Ok(Vec::new()) };
     let own = all.remove(own);
@@ -83,8 +83,8 @@ pub fn around(path: &Path) -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// Our mounts of the image at `image` (absolute, without symlinks), bind mounts included; those of others than root,
-/// the caller and who owns the image do not count.
+/// Pando mounts of the image at `image` (absolute, without symlinks), bind mounts included. Only mounts by root, the
+/// caller or the owner of the image count.
 pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
     let mut mounts = all()?;
     mounts.retain(|e| e.fstype == FSTYPE && e.source == image);
@@ -95,8 +95,8 @@ pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
     Ok(mounts)
 }
 
-/// Whether the kernel lets nobody write to the file system with this device number (`major:minor`), since it was
-/// mounted or remounted so. A bind mount that is read-only by itself does not count.
+/// Whether the file system with this device number (`major:minor`) was mounted or remounted read-only. A read-only
+/// bind mount of it does not count.
 pub fn is_read_only(device: &str) -> io::Result<bool> {
     Ok(all()?.into_iter().any(|e| e.device == device && e.read_only))
 }
@@ -107,7 +107,7 @@ pub fn mounted_on(device: &str, pid: u32) -> io::Result<Vec<PathBuf>> {
     let mut paths = mounted_in(&all()?, device);
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let (own, its) = (namespace("self"), namespace(&pid.to_string()));
-    // It may be one that may not be looked at, or has no number here.
+    // The process may be hidden from the caller, or have no number in this namespace.
     if its.is_some()
         && its != own
         && let Ok(text) = fs::read(format!("/proc/{pid}/mountinfo"))
@@ -150,7 +150,7 @@ pub fn elsewhere(is_meant: impl Fn(&Entry) -> bool) -> io::Result<Option<Elsewhe
         let Some((pid, text)) = file_name.to_str().and_then(|text| Some((text.parse().ok()?, text))) else {
             continue;
         };
-        // Those that may not be looked at, or have just ended, are passed over.
+        // Processes that are hidden from the caller, or have just ended, are skipped.
         let Some(true) = namespace(text).map(|namespace| seen.insert(namespace)) else { continue };
         let mounts = fs::read(format!("/proc/{text}/mountinfo")).unwrap_or_default();
         if let Some(mount) = parse(&mounts).into_iter().find(&is_meant) {

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 /// The threads that are at it.
 #[derive(Default)]
 pub(crate) struct OwnThreads {
-    /// Each with whether it is late: nobody waits for it any more.
+    /// The threads, each with whether nobody waits for it any more.
     threads: Mutex<Vec<(u32, Arc<AtomicBool>)>>,
     /// How many there are, to be asked without the lock.
     count: AtomicUsize,

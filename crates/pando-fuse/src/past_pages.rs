@@ -1,11 +1,13 @@
-//! Bytes that are stored past the page cache, beside pages that somebody else makes dirty.
+//! Direct writes beside dirty pages: bytes that are stored past the page cache while another program has pages of
+//! them mapped.
 //!
-//! Before it sends such a write, the kernel writes out and drops the pages in its range. But a program that has the
-//! file mapped may bring one back before the bytes are stored, and change others in it: when the kernel then writes
-//! that page out, it has old bytes where new ones are stored. Guarantees: what the kernel writes out takes nothing back
-//! that is announced here, from before it is stored until all pages from before are dropped. Of a page only the rest is
-//! stored: who changes the same bytes at the same time is overtaken. An announcement waits for pages in its range that
-//! are being stored, so its caller holds nothing that these wait for; nobody else waits.
+//! Before the kernel sends a direct write, it writes out and drops the pages in its range. But a program that has the
+//! file mapped may bring such a page back before the bytes are stored, and change other bytes of it: when the kernel
+//! then writes that page out, the page has old bytes where new ones are stored. So a direct write is announced here,
+//! from before it is stored until all older pages are dropped. Guarantee: a page that the kernel writes out replaces
+//! no announced bytes; only the rest of the page is stored. If a program changes the same bytes by a mapping at the
+//! same time, the direct write wins. An announcement waits for pages in its range that are being stored, so its
+//! caller must hold nothing that these wait for; other calls do not wait.
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -18,7 +20,7 @@ const SHARDS: usize = 64;
 /// What was left out of pages; none touch.
 type LeftOut = Arc<Mutex<Vec<Range<u64>>>>;
 
-/// What goes on in a file.
+/// Announcements and page writes in progress in a file.
 #[derive(Default)]
 struct FileInUse {
     /// Ranges that are announced; of each, which bytes of pages were left out.
@@ -53,7 +55,7 @@ impl ShardState {
     }
 }
 
-/// What goes on in some files.
+/// The same for the files of a shard.
 #[derive(Default)]
 struct Shard {
     state: Mutex<ShardState>,
@@ -99,7 +101,7 @@ impl PastPages {
         let left_out = LeftOut::default();
         let announcement = Announcement { of: self.clone(), ino, left_out: left_out.clone() };
         let Some(shard) = self.shard(ino) else { return announcement };
-        // Of pages that come from now on the range is left out.
+        // From now on the range is left out of pages that are written.
         let older: Vec<u64> = {
             let mut state = shard.state.lock();
             let file = state.files.entry(ino).or_default();
@@ -158,7 +160,7 @@ impl Drop for Storing<'_> {
     }
 }
 
-/// Adds a range to others that it may touch.
+/// Adds a range to a list, and merges it with ranges that it touches.
 fn add(ranges: &mut Vec<Range<u64>>, mut new: Range<u64>) {
     ranges.retain(|range| {
         let apart = range.end < new.start || new.end < range.start;
@@ -229,7 +231,8 @@ mod tests {
         assert!(past.0.iter().all(|shard| shard.state.lock().files.is_empty()));
     }
 
-    /// A page that is stored may wait for a device. Who waits for it says so, and only those do who write there.
+    /// Storing a page may wait for a device. Only writes to the same range wait for it, and they announce that they
+    /// wait.
     #[test]
     fn an_announcement_waits_for_pages_that_are_being_stored_in_its_range_only() {
         const PATIENCE: Duration = Duration::from_secs(20);

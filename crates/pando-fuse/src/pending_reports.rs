@@ -1,9 +1,9 @@
-//! Tells the kernel what a policy has changed, while no call waits for that.
+//! Notifies the kernel of changes by policies, in threads for which no call waits.
 //!
-//! To be told of an entry the kernel waits for whoever has its directory locked, and a program that lists it into
-//! memory which does not come keeps it locked for as long as it likes. So this is done by threads of its own, one for
-//! a directory at a time, shared among the directories' owners as `workers` does. Guarantees: what is given is told
-//! in turn for a directory; until then the kernel may show an entry as it was.
+//! A notification of an entry waits in the kernel for the lock of its directory, and a program that lists the
+//! directory into memory whose pages do not come can hold that lock for any time. So threads of this module send the
+//! notifications, one for a directory at a time, shared among the directories' owners as in `workers`. Guarantee: the
+//! notifications of a directory are sent in order; until then the kernel may show an entry as it was.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -50,7 +50,7 @@ impl PendingReports {
         first
     }
 
-    /// What is to be told next of this directory; `None`: nothing more, and whoever adds something sees to it.
+    /// The next report of this directory; `None` if there is no more, and the next one that is added starts a thread.
     pub(crate) fn next(&self, dir: u64) -> Option<CloneReport> {
         let mut dirs = self.dirs.lock();
         let next = dirs.get_mut(&dir).and_then(VecDeque::pop_front);

@@ -1,12 +1,13 @@
-//! Policies for snapshots, carried out while the file system is mounted.
+//! Applies policies for snapshots while the file system is mounted.
 //!
-//! One thread looks at all policies: when one is set or changed, when something was synced in a directory whose policy
-//! asks for that, when the time that the last look told has come, and every [`LOOK`] whatever happens, since clocks are
-//! set and directories roll back. Where one demands free space it looks every [`LOOK_AT_SPACE`]. A snapshot is made as
-//! by the command: what the kernel keeps of the directory's files is in it. Nobody waits for this thread, nor it for
-//! who keeps a directory locked ([`PendingReports`](crate::pending_reports::PendingReports)). A policy that fails is
-//! tried again after [`LOOK`], and the log says why. While the kernel has the mount read-only, which it does not tell
-//! the server, nothing is done.
+//! One thread checks all policies: when one is set or changed, when something was synced in a directory whose policy
+//! asks for that, when the next snapshot is due, and every [`LOOK`] in any case, because clocks are set and
+//! directories are rolled back. If a policy demands free space, it is checked every [`LOOK_AT_SPACE`]. A snapshot is
+//! made as by the command: it has the kernel's dirty pages of the directory's files. No call waits for this thread,
+//! and it does not wait for programs that keep a directory locked
+//! ([`PendingReports`](crate::pending_reports::PendingReports)). A policy that fails is tried again after [`LOOK`],
+//! and the log says why. While the kernel has the mount read-only, of which the server is not notified, nothing is
+//! done.
 
 use std::{
     collections::HashMap,
@@ -80,7 +81,7 @@ impl MountState {
             let idle = NextRound { after: None, on_syncs: false };
             shared.upgrade().map_or(idle, |shared| {
                 let mut next = policies.round(&shared, &synced);
-                // The same thread ends what is told to nobody any more.
+                // This thread also ends differences from which no piece is taken any more.
                 next.after =
                     next.after.into_iter().chain(shared.diffs.end_idle(diffs::ABANDONED_AFTER)).min();
                 next
@@ -121,7 +122,7 @@ impl Policies {
                         known
                     }
                 }
-                // It is new, or was changed: what it waits for may have come before it was looked at.
+                // The policy is new or was changed: a sync that it waits for may have come before this check.
                 None => {
                     let pending = info.policy.on_sync_secs > 0 && was_pending;
                     let synced = pending || was_synced(shared, &info, synced);

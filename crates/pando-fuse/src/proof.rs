@@ -1,4 +1,4 @@
-//! What the kernel has shown of a caller's rights.
+//! Proofs: what the kernel has shown of a caller's rights.
 //!
 //! A control request is an ioctl, for which the kernel checks only that the caller has the descriptor. So
 //! the request carries a [`Token`], and before it is sent the caller has let the kernel show, under that
@@ -15,11 +15,11 @@
 //! - being *root*, not in a user namespace: an attempt to make a device node of the token's name
 //!   (other than 0:0, which is a whiteout, and needs no privilege).
 //!
-//! The attempts reach the server only if the kernel allows them, and all but lookups are refused: `ECANCELED` says
-//! that what was shown is noted. No entry has such a name, ever.
+//! The attempts reach the server only if the kernel allows them, and all but lookups are refused with `ECANCELED`,
+//! which says that the proof is noted. No entry ever has such a name.
 //!
-//! Guarantees: a token is known to nobody but who fetched it, good for one request of the same user and process, and
-//! for ten seconds; a caller keeps few of them, so the memory is bounded.
+//! Guarantees: only the process that fetched a token knows it; a token is valid for one request of the same user and
+//! process, and for ten seconds; a caller has few of them, so the memory is bounded.
 
 use std::{
     collections::HashMap,
@@ -39,7 +39,7 @@ use crate::{
 const LIFETIME: Duration = Duration::from_secs(10);
 /// Tokens of one user at a time, a count; a further one ends the oldest.
 const MAX_TOKENS_OF_USER: usize = 64;
-/// Tokens of all users at a time, a count; a further one ends the oldest of the user who has most.
+/// Tokens of all users at a time, a count. Beyond it a new token removes the oldest of the user who has most.
 const MAX_TOKENS: usize = 4096;
 
 /// What was shown is noted; the attempt that showed it is refused.
@@ -93,7 +93,7 @@ impl ProvenRights {
     }
 }
 
-/// One thing that the kernel shows by letting an attempt pass.
+/// A proof: what the kernel shows by letting an attempt pass.
 #[derive(Debug)]
 pub(crate) enum Fact<'a> {
     /// The caller may write to this directory.
@@ -121,9 +121,9 @@ impl Fact<'_> {
 #[derive(Default)]
 pub(crate) struct Proofs {
     tokens: Mutex<HashMap<Token, ProvenRights>>,
-    /// By inode and handle, who opened it with `O_NOATIME`.
+    /// The user of each handle that was opened with `O_NOATIME`, by inode and handle.
     owned: Mutex<HashMap<(u64, u64), u32>>,
-    /// Length of `owned`, so that closing others costs nothing.
+    /// Length of `owned`, so that closing other handles takes no lock.
     owned_len: AtomicUsize,
 }
 
@@ -190,8 +190,8 @@ impl Proofs {
         Ok(token)
     }
 
-    /// A name was looked up in a directory, which the kernel lets those do who may search it. Whether it is a token's
-    /// name, which is nowhere.
+    /// Notes that a name was looked up in a directory, which shows that the caller may search it. Returns whether it
+    /// is the name of a token; no entry has such a name.
     pub(crate) fn looked_up(&self, c: &Context, dir: u64, name: &OsStr) -> bool {
         let Some(token) = Token::of_name(name) else { return false };
         if let Some(shows) = self.tokens.lock().get_mut(&token).filter(|s| s.is_good_for(c)) {
@@ -371,8 +371,8 @@ mod tests {
     #[test]
     fn a_user_has_few_tokens_and_takes_none_from_others() {
         let proofs = Proofs::default();
-        // Thousands of tokens, each of which is weighed against all others, take longer on a busy machine than one is
-        // good for, and would be gone for that: these are of an hour that is to come, each younger than those before.
+        // On a busy machine, making thousands of tokens takes longer than a token is valid. So their times are an
+        // hour in the future, each later than the one before.
         let mut born = Instant::now() + Duration::from_secs(3600);
         let mut issue = |c: &Context| {
             born += Duration::from_nanos(1);
@@ -387,7 +387,7 @@ mod tests {
         assert!(proofs.take(&ME, &first).is_none());
         assert!(proofs.take(&other, &theirs).is_some());
         assert_eq!(proofs.tokens.lock().len(), MAX_TOKENS_OF_USER);
-        // One with many user numbers keeps nobody out, and takes no token of those who have few.
+        // A user with many user numbers keeps no other user out, and removes no token of users with few.
         let mine = issue(&other);
         for uid in 100..300 {
             let c = Context { uid, ..ME };

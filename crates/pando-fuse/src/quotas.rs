@@ -38,7 +38,7 @@ impl QuotaAsked {
         out
     }
 
-    /// The question in these bytes, behind which there may be others; `None` if they make no sense.
+    /// Decodes a request; more bytes may follow it. `None` if the bytes are no request.
     pub fn decode(bytes: &[u8]) -> Option<QuotaAsked> {
         let (what, rest) = bytes.split_first()?;
         let limit = u64::from_le_bytes(*rest.first_chunk()?);

@@ -1,16 +1,16 @@
-//! Changes of whole trees, and how the kernel comes to know of them.
+//! Changes of whole trees, and how the kernel gets the new attributes.
 //!
-//! The file system changes all records by one message, and says which of the inodes that the kernel knows were
-//! changed. Of those the kernel has attributes, which may be valid for a day, and of regular files times that it
-//! owns, if it keeps what is written. So the server has it set a time of each, as a program would: the kernel takes
-//! all attributes from the answer then, its own change time is the present one, and whatever else sets attributes of
-//! that inode comes before or after it, because the kernel holds a lock on the inode meanwhile. The server takes such
-//! a request for what it is ([`OwnThreads`](crate::own_threads)): it sets only what was to be set.
+//! The file system changes all records by one message, and returns the inodes known to the kernel that were changed.
+//! The kernel has attributes of these, which may be valid for a day, and with its write-back cache it owns the times
+//! of regular files. So the server sets a time of each by a call on its own mount, as a program would. The kernel
+//! then takes all attributes from the answer, and its own change time is the present one. Other calls that set
+//! attributes of that inode come before or after, because the kernel locks the inode meanwhile. The server recognises
+//! such a request ([`OwnThreads`](crate::own_threads)), and sets only what was to be set.
 //!
-//! Guarantees that nobody sees an attribute from before once the call has returned. An answer to a lookup that was
-//! given before the change and is not with the kernel yet is waited for, for [`TAKEN_PATIENCE`] at most. A program can
-//! keep the kernel's lock on an inode, as by a write from memory that does not come: of such a file the times that the
-//! kernel owns may stay old, and the call returns all the same.
+//! Guarantee: once the call has returned, no program sees an attribute from before. An answer to a lookup that was
+//! sent before the change and has not reached the kernel is waited for, at most [`TAKEN_PATIENCE`]. A program can
+//! keep the kernel's lock on an inode, such as by a write from memory whose pages do not come: the times that the
+//! kernel owns of such a file may stay old, and the call returns nevertheless.
 
 use std::{
     collections::VecDeque,
@@ -28,7 +28,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::{
     caller::may_change_all,
     coherence::MountState,
-    inside::{Apart, Inside},
+    own_mount::{OwnMount, UnsharedFiles},
     proof::ProvenRights,
     transport::{Context, Errno, Outcome},
 };
@@ -47,22 +47,22 @@ const MAX_OWN_THREADS: usize = 32;
 /// Inodes whose attributes the kernel is to take.
 struct Taking {
     state: Mutex<TakingState>,
-    /// One has been taken, or a thread has failed.
+    /// Signalled when an inode is done, or a thread has failed.
     moved: Condvar,
     /// Modification time that they get, if they do.
     mtime: Option<Time>,
     /// When it is no longer waited for those of which the kernel does not know yet.
     until: Instant,
-    /// The call has returned: from now on a file may have been changed by others, and keeps its time.
+    /// The call has returned. From now on a file may have been changed by other calls, and then keeps its time.
     late: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
 struct TakingState {
     left: VecDeque<(u64, FileKind)>,
-    /// Those that threads are at, a count.
+    /// Inodes that threads are working on, a count.
     in_hand: usize,
-    /// Those that are done, a count.
+    /// Inodes that are done, a count.
     taken: usize,
     failed: Option<io::Error>,
     /// A thread could not begin.
@@ -117,40 +117,40 @@ impl Taking {
 }
 
 impl MountState {
-    /// Changes the tree that the token shows, and gives the microseconds of the change. Only for workers.
+    /// Changes the tree that the token shows, and returns the microseconds that this took. Only for workers.
     pub(crate) fn change_tree(
         self: &Arc<Self>,
         c: &Context,
         shows: &ProvenRights,
         change: &TreeChange,
     ) -> pando_fs::Result<u64> {
-        // Root of a container may lack what it takes to change what others own.
+        // Root of a container may lack the capabilities to change files of others.
         if !shows.root || !may_change_all(c) {
             let why = "only root may change whole trees at once";
             return Err(pando_fs::Error::NotPermitted { name: "tree".into(), why });
         }
-        // That the mount may be written to by which the tree was opened, and not just any.
+        // This shows that the mount through which the tree was opened may be written to.
         if !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("tree".into()));
         }
-        let Some(way) = self.way_in.get() else {
+        let Some(way) = self.own_mount.get() else {
             return Err(pando_fs::Error::Unsupported("trees at once, without a way into the mount"));
         };
         // What was written before must not be taken for a change after it.
         self.write_out_below(shows.source);
         let report = self.fs.change_tree(shows.source, change)?;
         for (ino, _) in &report.known {
-            // It may have left the kernel's memory.
+            // The kernel may have forgotten the inode.
             let _gone = self.notify.get().map(|notify| notify.forget_attributes(*ino));
         }
         self.have_all_taken(way, &report);
         Ok(report.micros)
     }
 
-    /// Has the kernel take the attributes of all these inodes, in threads apart: one of them may wait for a program
-    /// that keeps an inode locked, and for as long as that likes. So what others have left is taken by another thread
-    /// then, and after some of these it is left as it is.
-    fn have_all_taken(self: &Arc<Self>, way: &Inside, report: &TreeChangeReport) {
+    /// Makes the kernel take the attributes of all these inodes, in threads with descriptors of their own. A thread
+    /// may wait for any time for a program that keeps an inode locked. Then another thread takes over the remaining
+    /// inodes; if several threads wait so, the rest is left as it is.
+    fn have_all_taken(self: &Arc<Self>, way: &OwnMount, report: &TreeChangeReport) {
         if report.known.is_empty() {
             return;
         }
@@ -171,9 +171,9 @@ impl MountState {
                 break;
             }
             let (mount, way, shared) = (self.clone(), way.clone(), taking.clone());
-            let name = "pando-inside".to_owned();
+            let name = "pando-own-mount".to_owned();
             let started = std::thread::Builder::new().name(name).spawn(move || {
-                let taken = Apart::become_so().and_then(|_| mount.take(&way, &shared));
+                let taken = UnsharedFiles::unshare().and_then(|_| mount.take(&way, &shared));
                 if let Err(e) = taken {
                     shared.stop(e);
                 }
@@ -198,24 +198,25 @@ impl MountState {
             log::warn!("programs keep files locked: {left} of a changed tree may show old times");
             return;
         }
-        // They are about to let go of the mount: an unmount right behind the call is not to find it busy.
+        // The threads are about to close their descriptors of the mount, and an unmount right after the call must not
+        // find it busy.
         takers.into_iter().for_each(|taker| drop(taker.join()));
     }
 
-    /// Takes one after the other of those that are left. In a thread apart, which cannot write to the log, nor read the
-    /// image: it has no descriptors of them.
-    fn take(&self, way: &Inside, taking: &Taking) -> io::Result<()> {
+    /// Takes one after the other of those that are left. In a thread with descriptors of its own, which cannot write
+    /// to the log, nor read the image: it has no descriptors of them.
+    fn take(&self, way: &OwnMount, taking: &Taking) -> io::Result<()> {
         let _own = self.own_threads.enter(&taking.late);
         let root = way.root()?;
         while let Some((ino, kind)) = taking.next() {
             let mtime = taking.mtime.filter(|_| kind == FileKind::Regular && self.caches.writeback());
-            let taken = match Inside::open_path(&root, ino) {
+            let taken = match OwnMount::open_path(&root, ino) {
                 // In case it is taken for another's: then the access time stays as it is.
                 Ok(file) => match self.fs.attr_in_memory(ino) {
-                    Ok(now) => Inside::set_times(&file, now.atime, mtime),
+                    Ok(now) => OwnMount::set_times(&file, now.atime, mtime),
                     Err(_) => Ok(()),
                 },
-                // It has been forgotten; or the answer that tells of it is on its way.
+                // The kernel has forgotten the inode, or the answer with it is still on its way.
                 Err(_) if self.fs.is_known(ino) && Instant::now() < taking.until => {
                     taking.again((ino, kind));
                     std::thread::sleep(TAKEN_POLL);
@@ -239,7 +240,7 @@ impl MountState {
             return Err(Errno(libc::ECANCELED));
         }
         if times.mtime.is_some() {
-            // With its access time, so that it is no time that the kernel tells by the way.
+            // With the access time, so that the request differs from those in which the kernel only sends a time.
             let mut whole = change;
             self.filter_time(c, ino, &mut whole)?;
             times.mtime = whole.mtime;

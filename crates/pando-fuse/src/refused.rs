@@ -1,15 +1,16 @@
-//! Pages that the kernel has written out and the server has refused, mostly for lack of room: they are tried again.
+//! Refused pages: pages that the kernel has written out and the server could not store, mostly for lack of space.
+//! They are stored again later.
 //!
-//! The kernel reports the error once, to the program that waits for such a page, and marks the page clean: readers see
-//! bytes that are stored nowhere, and the next sync finds nothing to do. A database that reads its log in this state
-//! continues behind records that are lost with the mount. So the ranges of refused pages are noted here. Guarantees:
-//! while a range of a file is noted, no sync of the file succeeds; a noted range is stored as soon as there is room for
-//! it, with the bytes that the page cache has at that time, unless the file was changed there meanwhile. The kernel may
-//! drop a page that it takes for clean. If it reads that page later, its bytes are lost: such a range is noted as lost,
-//! and is not tried again with the bytes that the server itself has given. It stays noted until no program has the file
-//! open, because the kernel writes whole pages, of which a program may have changed one byte only. The number of noted
-//! ranges is bounded; a file with more of them cannot be synced until the kernel forgets it. `writes` stores what is
-//! noted here.
+//! The kernel reports the error once, to the program that waits for such a page, and marks the page clean: readers
+//! see bytes that are stored nowhere, and the next sync finds nothing to do. A database that reads its log in this
+//! state continues behind records that are lost with the mount. So the ranges of refused pages are noted here.
+//! Guarantees: while a range of a file is noted, no sync of the file succeeds; a noted range is stored as soon as
+//! there is space for it, with the bytes that the page cache has at that time, unless the file was changed there
+//! meanwhile. The kernel may drop a page that it takes for clean. If it reads that page later, its bytes are lost:
+//! such a range is noted as lost, and is not tried again with the bytes that the server itself has given. It stays
+//! noted until no program has the file open, because the kernel writes whole pages, of which a program may have
+//! changed one byte only. The number of noted ranges is bounded; a file with more of them cannot be synced until the
+//! kernel forgets it. `writes` stores what is noted here.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -148,12 +149,12 @@ impl RefusedFile {
         self.all.load(Ordering::Relaxed) < MAX_RANGES
     }
 
-    /// The kernel's pages of a range are stored: the bytes that it had of its own, and those that the server gave it.
+    /// Notes that the kernel's pages of a range are stored, also those parts that the server had given to the kernel.
     fn stored(&mut self, range: &Range<u64>) {
         self.note(|file| file.kept.remove(range));
     }
 
-    /// The kernel reads a range, so it has no pages of it.
+    /// Notes that the kernel reads a range, so it has no pages of it.
     fn asked_for(&mut self, range: &Range<u64>) {
         for met in self.kept.meeting(range) {
             let part = met.start.max(range.start)..met.end.min(range.end);
@@ -168,10 +169,10 @@ impl RefusedFile {
         }
     }
 
-    /// Why a sync fails, if it does.
+    /// The error of a sync, if there is one.
     fn why(&self) -> Option<Errno> {
         match (self.gone.is_empty(), self.waits()) {
-            // More room would not bring those bytes back.
+            // More space would not bring those bytes back.
             (false, _) => Some(Errno(libc::EIO)),
             (true, true) => Some(Errno(self.errno)),
             (true, false) => None,
@@ -187,7 +188,7 @@ impl Drop for RefusedFile {
 
 type NotedFile = Arc<Mutex<RefusedFile>>;
 
-/// The lock of the file, for a thread that reads requests: a thread that holds it may be waiting for room.
+/// The lock of the file, for a thread that reads requests: another thread that holds it may be waiting for space.
 fn held(file: &NotedFile) -> MutexGuard<'_, RefusedFile> {
     waiting::take(|| file.try_lock(), || file.lock())
 }
@@ -248,8 +249,8 @@ impl Refused {
         outcome
     }
 
-    /// The same for a write at `offset`: the notes of as many bytes are dropped as it has stored. Where it wrote pages
-    /// of the kernel (`of_pages`) that the kernel had dropped before, their notes stay.
+    /// As [`Refused::around`], for a write at `offset`: the notes of the bytes that it has stored are dropped. If it
+    /// wrote pages of the kernel (`of_pages`) that the kernel had dropped before, their notes stay.
     pub(crate) fn around_part<N, E>(
         &self,
         ino: u64,
@@ -271,7 +272,7 @@ impl Refused {
         outcome
     }
 
-    /// The kernel reads pages: those in this range that were refused it has dropped.
+    /// Notes that the kernel reads pages, so it has dropped the refused ones in this range.
     pub(crate) fn asked_for(&self, ino: u64, range: &Range<u64>) {
         if let Some(file) = self.of(ino) {
             held(&file).asked_for(range);
@@ -350,7 +351,7 @@ impl Refused {
         std::mem::take(&mut *self.untold.lock())
     }
 
-    /// Tries all noted ranges again: `read` gives the bytes of a range of a file, `write` stores them.
+    /// Tries to store all noted ranges: `read` returns the bytes of a range of a file, `write` stores them.
     pub(crate) fn round(
         &self,
         mut read: impl FnMut(u64, &Range<u64>) -> io::Result<Vec<u8>>,
@@ -443,9 +444,9 @@ impl Refused {
     }
 }
 
-/// What may have failed.
+/// A result that may be an error.
 pub(crate) trait Succeeds {
-    /// Whether it has not.
+    /// Whether it is none.
     fn succeeds(&self) -> bool;
 }
 

@@ -1,8 +1,7 @@
-//! What the server does for control requests, once they are read.
+//! Executes control requests.
 //!
-//! Rights come from what the kernel has shown under the request's token
-//! (`proof`), never from what the request says. Guarantees that the kernel's
-//! caches are right before the answer is sent. All of it runs on workers.
+//! Rights come from what the kernel has shown under the request's token (`proof`), never from what the request says.
+//! Guarantee: the kernel's caches are right before the answer is sent. All of this runs on workers.
 
 use std::{
     ffi::OsStr,
@@ -114,7 +113,8 @@ impl MountState {
         Ok(response.encode())
     }
 
-    /// Makes all durable that was written, what the kernel keeps as well. Not for threads that read requests.
+    /// Makes everything durable that was written, dirty pages of the kernel included. Not for threads that read
+    /// requests.
     pub(crate) fn store_all(&self) -> pando_fs::Result<()> {
         self.write_out_all();
         self.fs.sync().inspect(|()| self.automatic.synced_all())
@@ -125,16 +125,15 @@ impl MountState {
         self.proofs.take(c, token).ok_or_else(lapsed)
     }
 
-    /// Whether the caller may see all of the tree that he has opened, and of what is told beside it (a fork's
-    /// differences are from what it was made of), as root. The kernel shows that where an entry could be made; where it
-    /// could not, as through a mount that is for reading, `/proc` says it. It says nothing of what the caller may
-    /// change.
+    /// Whether the caller is root and so may see the whole tree that it has opened, and what is reported with it
+    /// (such as the origin of a fork). The kernel shows that if an entry could be made; if not, as through a
+    /// read-only mount, `/proc` is asked. This says nothing about what the caller may change.
     fn sees_all(&self, c: &Context, shows: &ProvenRights) -> bool {
         shows.root || may_see_all(c)
     }
 
-    /// Whether the caller is root, who may see what others may not. A read-only file system has no place where the
-    /// kernel could show it. It says nothing of what the caller may change.
+    /// Whether the caller is root, who may see everything. In a read-only file system the kernel cannot show that, so
+    /// `/proc` is asked. This says nothing about what the caller may change.
     fn is_root(&self, c: &Context, shows: &ProvenRights) -> bool {
         shows.root || self.fs.is_read_only() && may_see_all(c)
     }
@@ -181,8 +180,8 @@ impl MountState {
         control::encode_stats(&text).ok_or(Errno(libc::EOVERFLOW))
     }
 
-    /// The next piece of what is told there, once it is begun, and of how many files there is data that is stored
-    /// nowhere.
+    /// The next piece of the difference on this handle, begun if there is none, and the number of files with data
+    /// that is stored nowhere.
     fn pieces(&self, c: &Context, on: (u64, u64), begin: impl FnOnce() -> Result<u64, Refusal>) -> Vec<u8> {
         let piece = || {
             let unstored = begin()?;
@@ -193,7 +192,7 @@ impl MountState {
         match piece() {
             Ok((diffs::Piece { bytes, last }, unstored)) => {
                 if !last {
-                    // The thread there ends it if nobody asks for more.
+                    // The thread of `automatic` ends the difference if no more pieces are requested.
                     self.automatic.changed();
                 }
                 let response = Response { value: u64::from(!last), ..Response::default() };
@@ -266,7 +265,7 @@ impl MountState {
             }
             ForkAsked::Merge(options) => {
                 let to = self.shown(c, into)?;
-                // That the mount may be written to, and the directory by the caller.
+                // This shows that the mount may be written to, and the directory by the caller.
                 if !options.dry_run && !to.adds_to_source() {
                     return Err(pando_fs::Error::Access("merge".into()).into());
                 }
@@ -346,7 +345,7 @@ impl MountState {
             if stop.flag().load(Ordering::Relaxed) {
                 return Err(Refusal(libc::EINTR, "interrupted".into()));
             }
-            // One that is damaged hides no other.
+            // A damaged snapshot does not hide the others.
             let usage = self.fs.usage_of_snapshot(info.number);
             let usage = usage.map_or("-".into(), |usage| control::encode_usage(&(&usage).into()));
             text += &asked::gone_line(&info, &usage);
@@ -439,7 +438,7 @@ impl MountState {
             Some((dir, name, _)) => shows.about(*dir, name),
             None => shows.about(0, OsStr::new("")),
         };
-        // That the mount may be written to, and the directory by the caller. (A rollback shows a removal.)
+        // This shows that the mount may be written to, and the directory by the caller. (A rollback shows a removal.)
         let reads = matches!(asked, Asked::List(_) | Asked::Rollback(..) | Asked::Policy | Asked::Unstored);
         if !reads && !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("snapshots".into()).into());

@@ -19,7 +19,7 @@ use crate::{
     copies,
     counters::{Counters, Kind},
     dirty_limit::DirtyLimit,
-    inside::Inside,
+    own_mount::OwnMount,
     proof::Fact,
     requests,
     transport::{
@@ -42,20 +42,24 @@ impl Server {
         Self { shared: Arc::new(MountState::new(fs, counters, stats, keeps)) }
     }
 
-    /// Gives the server its way into the mount; `always`: also for what it does without being asked. Not for a request.
-    pub(crate) fn let_in(&self, inside: Inside, always: bool) {
-        let first = self.shared.way_in.set(inside.clone()).is_ok();
-        assert!(first && (!always || self.shared.inside.set(inside).is_ok()), "a server has one mount");
+    /// Gives the server access to its own mount; with `always` also for what it does without being asked. Called once,
+    /// not for a request.
+    pub(crate) fn set_own_mount(&self, mount: OwnMount, always: bool) {
+        let first = self.shared.own_mount.set(mount.clone()).is_ok();
+        assert!(
+            first && (!always || self.shared.own_mount_unasked.set(mount).is_ok()),
+            "a server has one mount"
+        );
         self.shared.start_telling_times();
     }
 
-    /// Gives the server what limits the kernel. Not for a request.
+    /// Gives the server the limit of dirty pages. Called once, not for a request.
     pub(crate) fn limit_dirty(&self, limit: DirtyLimit) {
         let first = self.shared.dirty_limit.set(limit).is_ok();
         assert!(first, "a server has one mount");
     }
 
-    /// Starts what is done unasked. Not for a request.
+    /// Starts the thread that applies policies. Called once, not for a request.
     pub(crate) fn start_policies(&self, device: Option<String>) {
         self.shared.start_policies(device);
     }
@@ -118,17 +122,17 @@ impl Server {
     }
 }
 
-/// Whether a change is only of the change time, which the kernel tells by the way when a file is closed, as after a
-/// rename: then nobody is to hear that it did not fit.
+/// Whether a change has only the change time, which the kernel sends when a file is closed, as after a rename: then
+/// no program must get an error because it did not fit.
 fn is_told_by_the_way(change: &SetAttr, now: &Attr) -> bool {
     let same = change.mtime.is_none_or(|time| time == SetTime::At(now.mtime));
     let rest = SetAttr { mtime: None, ctime: None, ..*change };
     change.ctime.is_some() && same && rest == SetAttr::default()
 }
 
-/// The flags of a handle: the kernel says with each write where that goes. It knows where the end is, also behind pages
-/// that it has not written out; and a descriptor that was opened for appends may be for others by now (fcntl(2)), and
-/// have single ones (RWF_NOAPPEND).
+/// The flags of a handle, without O_APPEND: the kernel sends an offset with each write. Only the kernel knows the end
+/// of a file with pages that it has not written out; and a descriptor may have lost O_APPEND since its open
+/// (fcntl(2)), or ignore it for single writes (RWF_NOAPPEND).
 fn of_handle(flags: i32) -> i32 {
     flags & !libc::O_APPEND
 }
@@ -143,7 +147,7 @@ impl Handler for Server {
     fn start(&self, notify: Arc<dyn Notify>) {
         let first = self.shared.notify.set(notify.clone()).is_ok();
         assert!(first, "a server serves one transport");
-        // Asked for again when somebody wants to know; an inode that the kernel has let go has none to forget.
+        // The kernel asks again when a program wants the attributes. An inode that the kernel has forgotten has none.
         self.fs().watch_link_counts(move |ino| drop(notify.forget_attributes(ino)));
     }
 
@@ -370,8 +374,8 @@ impl Handler for Server {
             None => Answer::Now(outcome),
             Some(from) => {
                 let shared = self.shared.clone();
-                // Before the answer, so that the scan goes on by large reads at once. Only the pages
-                // of this read, which end before `from`, stay locked until then.
+                // Done before the answer, so that the scan continues with large reads at once. Only the pages of this
+                // read, which end before `from`, are locked until then.
                 Answer::later(move || {
                     shared.tell(|n| n.forget_pages(ino, from, 0));
                     outcome
@@ -395,7 +399,7 @@ impl Handler for Server {
         self.shared.refused.closed(ino, || self.shared.caches.is_open(ino));
         self.fs().release(ino, FileHandle(handle));
         let writes = self.shared.caches.writeback() && flags & libc::O_ACCMODE != libc::O_RDONLY;
-        // Then the kernel is told to ask again.
+        // Then the kernel must ask for the attributes again.
         let unknown = writes && (!direct || self.shared.times.is_stale(ino));
         unknown.then(|| self.shared.written(ino)).flatten()
     }
@@ -443,7 +447,8 @@ impl Handler for Server {
             let most = sink.capacity() / PLUS_ENTRY;
             let entries = match self.fs().readdir_plus(handle, ino, from, most) {
                 Ok(entries) => entries,
-                // Those added are counted already; the next request meets the error again.
+                // The entries before the error are counted already, and are returned; the next request meets the
+                // error again.
                 Err(_) if from != cookie => return Ok(()),
                 Err(e) => return Err(e.into()),
             };
@@ -452,7 +457,7 @@ impl Handler for Server {
             from = last.cookie;
             let (mut room, ended) = (true, entries.len() < most);
             for e in entries {
-                // One whose time the kernel does not have is looked up when it is asked about.
+                // An entry whose time the kernel does not have is looked up when a program asks for its attributes.
                 let stale = self.shared.times.is_stale(e.ino);
                 let counted = e.name != "." && e.name != ".." && !stale;
                 if stale {
@@ -528,7 +533,7 @@ impl Handler for Server {
         self.count(Kind::Access);
         let executes = mask & libc::X_OK != 0;
         let attr = self.fs().getattr(ino)?;
-        // Only root comes here, who may do all but run what nobody may run.
+        // Only root gets here, who may do everything but execute a file without any execute bit.
         let refused = executes && attr.kind != FileKind::Directory && attr.perm & 0o111 == 0;
         if refused { Err(Errno(libc::EACCES)) } else { Ok(()) }
     }
@@ -567,7 +572,7 @@ impl Handler for Server {
             let reads = !self.fs().opened_write_only(FileHandle(handle));
             let token = self.shared.proofs.issue(c, ino, handle, reads);
             // Without a way into the mount all that the kernel keeps has to be written first, by the tool.
-            let value = self.shared.caches.writeback() && self.shared.inside.get().is_none();
+            let value = self.shared.caches.writeback() && self.shared.own_mount_unasked.get().is_none();
             let value = u64::from(value);
             let answer = |t: Token| Response { message: t.hex(), value, ..Response::default() }.encode();
             return Answer::Now(token.map(answer));

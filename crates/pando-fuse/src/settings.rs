@@ -33,11 +33,10 @@ pub enum DirectIo {
 /// How to mount.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Users other than the one who mounts may use it.
+    /// Users other than the one who mounts may use the mount.
     pub allow_other: bool,
-    /// The kernel checks permissions. Unless said, it does wherever they can matter: not where root
-    /// mounts for nobody else, because then every check would pass, at the price of a request for
-    /// each change of a directory.
+    /// Whether the kernel checks permissions. By default it does, except if root mounts without `allow_other`: every
+    /// check would pass then, at the price of a request for each change of a directory.
     pub default_permissions: Option<bool>,
     /// Refuse every change.
     pub read_only: bool,
@@ -51,7 +50,7 @@ pub struct Settings {
     pub exec: bool,
     /// Every write is durable when it returns (the kernel asks for it then).
     pub sync: bool,
-    /// The kernel is told that changes of directories are wanted durable when they return.
+    /// The mount has the flag that asks for durable changes of directories.
     pub dirsync: bool,
     /// Symbolic links are not followed.
     pub no_symlinks: bool,
@@ -77,10 +76,10 @@ pub struct Settings {
     pub fsname: Option<String>,
     /// Threads that read requests.
     pub threads: usize,
-    /// How long to look for the next request before sleeping, while they come densely; zero for
-    /// never. Only one thread does, so with more it gains nothing and is off.
+    /// How long to poll for the next request before sleeping, while requests come densely; zero for never. Only one
+    /// thread polls, so with several threads it gains nothing and is off.
     pub poll: Duration,
-    /// Go on polling even if somebody else wants the CPU: for tests and measurements.
+    /// Go on polling even if other programs want the CPU: for tests and measurements.
     pub poll_always: bool,
     /// Whether idle CPUs are kept from halting while polling.
     pub halt_poll: HaltPoll,
@@ -206,7 +205,8 @@ impl Settings {
     }
 }
 
-/// Whether an option is for mount(8), for systemd or for nobody here: fstab may have them for every file system.
+/// Whether an option is for mount(8) or systemd, or has no meaning here: fstab may have such options for every file
+/// system.
 fn is_for_others(option: &str) -> bool {
     let (name, _) = option.split_once('=').unwrap_or((option, ""));
     matches!(

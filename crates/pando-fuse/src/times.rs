@@ -1,20 +1,20 @@
 //! Modification times of files that are written past the kernel's write-back cache.
 //!
-//! With the write-back cache the kernel owns the times of regular files: it takes none from an answer, and it sets none
-//! for a direct write of a file that the server opened so. For such a write the server sets the time as a program would
-//! (`inside`), from a thread of its own, when a request asks for the attributes ([`Times::wait_until_known`]). That
-//! request waits for it, but not longer than [`TIME_PATIENCE`]: the kernel may hold a lock on the inode until the
-//! request is answered. The thread does nothing unasked: it opens the mount for it, which makes an unmount at that
-//! moment fail as busy.
+//! With the write-back cache the kernel owns the times of regular files: it takes none from an answer, and it sets
+//! none for a direct write of a file that the server opened so. For such a write the server sets the time as a
+//! program would (`own_mount`), from a thread of its own, when a request asks for the attributes
+//! ([`Times::wait_until_known`]). That request waits for it, but not longer than [`TIME_PATIENCE`]: the kernel may
+//! hold a lock on the inode until the request is answered. The thread works only on request, because it opens the
+//! mount, which makes an unmount at that moment fail as busy.
 //!
-//! A program can keep the kernel's lock on a file that it writes to for as long as it likes, and the thread waits for
-//! that. So after [`LOCK_PATIENCE`] another one takes over, and the first ends when it is done. Of the files of a
-//! user whose locks so many threads wait for, [`MAX_WAITING_FOR_USER`], no time is given until one of them is done;
-//! what there is of such threads together is [`MAX_WAITING_IN_ALL`].
+//! A program can keep the kernel's lock on a file that it writes to for any time, and the thread waits for that. So
+//! after [`LOCK_PATIENCE`] another thread takes over, and the first ends when it is done. If [`MAX_WAITING_FOR_USER`]
+//! threads wait for files of one user, no times of that user's files are set until one of the threads is done; in all
+//! there are at most [`MAX_WAITING_IN_ALL`] such threads.
 //!
 //! Guarantees: a time that a program sets is never replaced by that of an earlier write, because the server lets the
-//! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). Uses neither
-//! the file system nor the kernel: what is to be done is given to [`Times::start`].
+//! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). This module
+//! uses neither the file system nor the kernel: [`Times::start`] gets callbacks.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -33,7 +33,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
     ending::{PATIENCE_AT_END, join_within},
-    inside::Apart,
+    own_mount::UnsharedFiles,
 };
 
 /// How long a question for attributes waits for the time to be given.
@@ -46,7 +46,7 @@ const MAX_WAITING_FOR_USER: usize = 4;
 const MAX_WAITING_IN_ALL: usize = 32;
 
 /// What gives the kernel the time that a file has now.
-type Give = Box<dyn Fn(&Apart, u64) -> io::Result<()> + Send + Sync>;
+type Give = Box<dyn Fn(&UnsharedFiles, u64) -> io::Result<()> + Send + Sync>;
 /// What says whose a file is.
 type Owner = Box<dyn Fn(u64) -> Option<u32> + Send + Sync>;
 
@@ -64,17 +64,17 @@ struct Stale {
 /// What to do with a change of a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TimeChange {
-    /// It is to be made.
+    /// Make the change.
     Make,
-    /// It is none: the rest of the request is to be done.
+    /// Make the rest of the request, without the time.
     Ignore,
-    /// It comes from the thread here and there is a newer time: refuse the request.
+    /// Refuse the request: it comes from the thread of this module, and there is a newer time.
     Refuse,
 }
 
 /// A thread that gives times.
 struct Giver {
-    /// As the kernel names it in requests.
+    /// The thread's number in the kernel's requests.
     thread: u32,
     giving: Option<Giving>,
     /// Another one has taken over.
@@ -92,7 +92,7 @@ struct Giving {
 #[derive(Default)]
 struct TimesState {
     stale: HashMap<u64, Stale>,
-    /// Those that somebody waits for, and some that have left.
+    /// Files that requests wait for, and some for which the wait has ended.
     urgent: VecDeque<u64>,
     givers: Vec<Giver>,
     /// A thread has been started and has not begun.
@@ -151,14 +151,15 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Starts the thread; to be called once. `give` gives the kernel the time that a file has now, `owner` says whose
-    /// it is, from memory: all that ask about times wait for it.
+    /// Starts the thread; to be called once. `give` sets the time of a file in the kernel, and `owner` returns its
+    /// owner, without I/O, because all requests that ask for times wait for it.
     ///
-    /// Waits until the thread has let go of its copies of this process's descriptors. To close one of a file on a FUSE
-    /// mount has the kernel ask that mount's server. So this is not for a request, and no lock is held over it.
+    /// This waits until the thread has closed its copies of this process's descriptors. Closing one of a file on a
+    /// FUSE mount makes the kernel ask that mount's server. So this must not be called for a request, nor with a lock
+    /// held.
     pub(crate) fn start(
         self: &Arc<Self>,
-        give: impl Fn(&Apart, u64) -> io::Result<()> + Send + Sync + 'static,
+        give: impl Fn(&UnsharedFiles, u64) -> io::Result<()> + Send + Sync + 'static,
         owner: impl Fn(u64) -> Option<u32> + Send + Sync + 'static,
     ) -> io::Result<()> {
         let (tell, told) = mpsc::channel();
@@ -174,13 +175,14 @@ impl Times {
     fn start_thread(self: &Arc<Self>, told: impl FnOnce(io::Result<()>) + Send + 'static) -> io::Result<()> {
         let times = self.clone();
         let name = "pando-times".to_owned();
-        let thread = std::thread::Builder::new().name(name).spawn(move || match Apart::become_so() {
-            Ok(apart) => {
-                told(Ok(()));
-                times.work(&apart);
-            }
-            Err(e) => told(Err(e)),
-        })?;
+        let thread =
+            std::thread::Builder::new().name(name).spawn(move || match UnsharedFiles::unshare() {
+                Ok(unshared) => {
+                    told(Ok(()));
+                    times.work(&unshared);
+                }
+                Err(e) => told(Err(e)),
+            })?;
         let mut state = self.state.lock();
         state.threads.retain(|thread| !thread.is_finished());
         state.threads.push(thread);
@@ -240,8 +242,8 @@ impl Times {
         }
     }
 
-    /// Waits until the kernel has the time of `ino`, for [`TIME_PATIENCE`] at most; whether it has. If not, it must not
-    /// keep the attributes that it gets: nobody would ask for the time again.
+    /// Waits until the kernel has the time of `ino`, at most [`TIME_PATIENCE`], and returns whether it has. If not,
+    /// the kernel must not cache the attributes of the answer, because it would not ask for the time again.
     pub(crate) fn wait_until_known(self: &Arc<Self>, ino: u64) -> bool {
         let (mut state, until) = (self.state.lock(), Instant::now() + TIME_PATIENCE);
         while let Some(stale) = state.stale.get_mut(&ino)
@@ -304,15 +306,15 @@ impl Times {
         join_within(PATIENCE_AT_END, "times of files", threads);
     }
 
-    /// What a thread does: it gives the times that somebody waits for, until another one takes over.
-    fn work(&self, apart: &Apart) {
+    /// The work of a thread: it sets the times that requests wait for, until another thread takes over.
+    fn work(&self, unshared: &UnsharedFiles) {
         let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
         let mut state = self.state.lock();
         state.starting = false;
         state.givers.push(Giver { thread: me, giving: None, replaced: false });
         while !state.ended && state.giver(me).is_some_and(|giver| !giver.replaced) {
             match self.next(&mut state) {
-                Some(ino) => self.give(&mut state, apart, (me, ino)),
+                Some(ino) => self.give(&mut state, unshared, (me, ino)),
                 None => {
                     self.any.store(!state.stale.is_empty(), Ordering::Release);
                     self.wanted.wait(&mut state);
@@ -337,13 +339,13 @@ impl Times {
         None
     }
 
-    fn give(&self, state: &mut MutexGuard<'_, TimesState>, apart: &Apart, (me, ino): (u32, u64)) {
+    fn give(&self, state: &mut MutexGuard<'_, TimesState>, unshared: &UnsharedFiles, (me, ino): (u32, u64)) {
         let Some((give, _)) = self.work.get() else { return };
         let writes = state.stale.get(&ino).map(|stale| stale.writes);
         if let Some(giver) = state.giver(me) {
             giver.giving = Some(Giving { ino, since: Instant::now(), overruled: false });
         }
-        let given = MutexGuard::unlocked(state, || give(apart, ino));
+        let given = MutexGuard::unlocked(state, || give(unshared, ino));
         if let Some(giver) = state.giver(me) {
             giver.giving = None;
         }

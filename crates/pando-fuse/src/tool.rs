@@ -79,7 +79,8 @@ impl EntryPath {
     }
 }
 
-/// What an attempt to make something of a token's name came to; `undo` is for file systems on which it works.
+/// The result of an attempt to make an entry with a token's name; `undo` is for file systems on which the attempt
+/// succeeds.
 fn shown(
     attempt: rustix::io::Result<()>,
     undo: impl FnOnce() -> rustix::io::Result<()>,
@@ -166,7 +167,8 @@ fn clone_as(
 ) -> Result<ClonedTree, ControlError> {
     let (kind, _) = source.stat()?;
     let openable = matches!(kind, FileType::RegularFile | FileType::Directory);
-    // The kernel refuses O_NOATIME to those who do not own the file: then the daemon will say why.
+    // The kernel refuses O_NOATIME unless the caller owns the file. The daemon then refuses the request, with the
+    // reason.
     let opened = match source.open(kind, OFlags::NOATIME) {
         _ if !openable => None,
         Ok(file) => Some(file),
@@ -201,8 +203,8 @@ fn clone_as(
         show_adding(&destination.dir, &token)?;
     }
     if writeback {
-        // What the kernel keeps of files that are open goes out in large pieces, that of others too. What the daemon
-        // asks for comes a page at a time.
+        // This writes out the dirty pages of all files in large pieces. The daemon could only get them a page at a
+        // time.
         let _ = rustix::fs::syncfs(&carrier);
     }
     let name = destination.name.clone();
@@ -301,7 +303,7 @@ fn ask_of_fork(path: &Path, asked: ForkAsked) -> Result<(OwnedFd, Vec<u8>, bool,
     Ok((dir, piece, more, unstored))
 }
 
-/// All of an answer that is text.
+/// The whole of a text answer, which may come in pieces.
 fn whole(dir: &OwnedFd, mut text: Vec<u8>, mut more: bool) -> Result<String, ControlError> {
     while more {
         let (piece, follows) = client::piece(dir.as_fd(), &ControlRequest::DiffNext)?;
@@ -316,7 +318,7 @@ fn ask_as_root(path: &Path, request: impl Fn(Token) -> ControlRequest) -> Result
     ask_showing_root(path, false, request)
 }
 
-/// The same of something that `changes` the directory, so that what is read-only is the error.
+/// Requests a text answer; with `changes` the request changes the directory, and a read-only mount is the error.
 fn ask_showing_root(
     path: &Path,
     changes: bool,
@@ -394,7 +396,8 @@ impl Visible {
 /// Opens the directory at `path`, as its owner if it may be, and fetches a token of it.
 fn own_dir(path: &Path) -> Result<(OwnedFd, Token, bool), ControlError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    // The kernel refuses O_NOATIME to those who do not own it: then the daemon will say why.
+    // The kernel refuses O_NOATIME unless the caller owns the directory. The daemon then refuses the request, with
+    // the reason.
     let dir = open(path, flags | OFlags::NOATIME, Mode::empty())
         .or_else(|_| open(path, flags, Mode::empty()))
         .map_err(io::Error::from)?;
@@ -416,7 +419,7 @@ fn snapshot_and_value(path: &Path, asked: Asked) -> Result<(Vec<SnapshotInfo>, u
     let (dir, token, writeback) = own_dir(path)?;
     show_adding(&dir, &token)?;
     if writeback && matches!(asked, Asked::Create(_) | Asked::Take(..)) {
-        // As for a clone.
+        // As for a clone: writes out dirty pages in large pieces.
         let _ = rustix::fs::syncfs(&dir);
     }
     client::snapshots(&dir, token, asked)
@@ -432,7 +435,7 @@ pub fn snapshot_of_tree(path: &Path, tree: &Path, new: NewSnapshot) -> Result<Sn
     named.into_iter().next().ok_or(ControlError::Version)
 }
 
-/// The policy for snapshots of the directory at `path`, and who has set it, if it has one.
+/// The policy for snapshots of the directory at `path`, with the user who has set it, if there is one.
 pub fn policy(path: &Path) -> Result<Option<(u32, pando_fs::StoredPolicy)>, ControlError> {
     let (dir, token, _) = own_dir(path)?;
     client::policy(&dir, token)
@@ -470,14 +473,14 @@ pub fn gone_snapshots(path: &Path) -> Result<Vec<(SnapshotInfo, Option<Usage>)>,
     found.into_iter().map(known).collect::<Option<_>>().ok_or(ControlError::Version)
 }
 
-/// Gives the directory at `path` the snapshots of that one, which is gone, that has the one with this number. As for
-/// [`gone_snapshots`].
+/// Gives the directory at `path` the snapshots of a removed directory, one of which has this number. For root only,
+/// as [`gone_snapshots`].
 pub fn adopt_snapshots(path: &Path, number: u32) -> Result<(), ControlError> {
     let (_top, token, _) = own_dir(&top_around(path)?)?;
     snapshot(path, Asked::Adopt(number, token.0)).map(drop)
 }
 
-/// Deletes the snapshot with this number of a directory that is gone. As for [`gone_snapshots`].
+/// Deletes the snapshot with this number of a removed directory. For root only, as [`gone_snapshots`].
 pub fn delete_gone_snapshot(path: &Path, number: u32) -> Result<(), ControlError> {
     snapshot(&top_around(path)?, Asked::DeleteGone(number)).map(drop)
 }

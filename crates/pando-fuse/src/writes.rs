@@ -1,8 +1,8 @@
 //! Writes and what else changes bytes past the kernel's pages, and pages that it has written out and that did not fit.
 //!
 //! Guarantees what `refused` does. A page that is tried again is read from the page cache, by the server's own access
-//! to its mount (`inside`); where the page cache then asks the server for the page, the page was dropped and is lost. A
-//! server without that access has the kernel drop refused pages, so that readers see what is stored.
+//! to its mount (`own_mount`); where the page cache then asks the server for the page, the page was dropped and is
+//! lost. A server without that access has the kernel drop refused pages, so that readers see what is stored.
 
 use std::{
     ops::Range,
@@ -51,7 +51,7 @@ impl MountState {
         // After a change by the server the kernel updates size and times by itself, but not the mode.
         let mode_changed = self.set_id_bits(ino) != before;
         let pages_stale = !w.writeback && self.caches.wrote(ino, w.direct, offset, len) && len > 0;
-        // Only for writes that bypass the page cache: after others the kernel sends an fsync.
+        // Only for writes that bypass the page cache: after cached ones the kernel sends an fsync.
         let durable = w.direct && w.flags & libc::O_DSYNC != 0 && outcome.is_ok();
         if !mode_changed && !pages_stale && !durable && announced.is_none() {
             return Answer::Now(outcome);
@@ -87,9 +87,9 @@ impl MountState {
         self.announced_if(|cached| cached, w.ino, &range, || self.write_data(w))
     }
 
-    /// Does `work`, which stores these bytes past the page cache. They are announced before if that is `wanted`, which
-    /// is told whether the kernel may hold pages of them. If they were not, and somebody has opened the file meanwhile,
-    /// an old page may have been written out already: then `work` is done once more, announced.
+    /// Does `work`, which stores these bytes past the page cache. The bytes are announced first if `wanted` says so,
+    /// which is told whether the kernel may have pages of them. If they were not announced and the file was opened
+    /// meanwhile, an old page may have been written out already: then `work` is done once more, announced.
     fn announced_if<T>(
         self: &Arc<Self>,
         wanted: impl FnOnce(bool) -> bool,
@@ -108,8 +108,9 @@ impl MountState {
         }
     }
 
-    /// The answer to fallocate(2) with `mode`. What is zeroed the kernel drops of its pages, or zeroes in them, behind
-    /// the answer only. Until then a mapping may change others of their bytes, and so have the old ones written out.
+    /// The answer to fallocate(2) with `mode`. The kernel drops the pages of a zeroed range, or zeroes parts of them,
+    /// only after the answer. Until then a program may change other bytes of these pages by a mapping, so that the
+    /// old bytes of the range are written out, too.
     pub(crate) fn answer_fallocate(
         self: &Arc<Self>,
         c: &Context,
@@ -138,8 +139,8 @@ impl MountState {
         mapped.then(|| self.past_pages.announce(ino, 0..u64::MAX))
     }
 
-    /// The answer of a call that has changed `len` bytes from `offset` on, or has failed, for which `announced` was
-    /// made, and which may have dropped set-id bits, which were `bits`: the kernel is told before.
+    /// The answer of a call that has changed `len` bytes from `offset` on, or has failed, with its announcement. If
+    /// the call has dropped set-id bits, which were `bits`, the kernel is notified before.
     pub(crate) fn answer_announced<T: Send + 'static>(
         self: &Arc<Self>,
         (ino, offset, len): (u64, u64, u64),
@@ -166,8 +167,7 @@ impl MountState {
         if mode_changed { Answer::later(work) } else { Answer::here(work) }
     }
 
-    /// Ends an announcement of bytes of which the first `stored` from `offset` on are stored. Not for the thread that
-    /// reads requests.
+    /// Ends an announcement. Of its bytes, `stored` from `offset` on are stored. Not for a thread that reads requests.
     fn end_announced(
         self: &Arc<Self>,
         announced: Announcement,
@@ -209,7 +209,7 @@ impl MountState {
     /// The kernel reads pages of a file, so it has dropped those of them that were refused. (Without access to its
     /// mount the server has them dropped itself.)
     pub(crate) fn pages_asked_for(&self, ino: u64, offset: u64, size: u32) {
-        if self.refused.any() && self.way_in.get().is_some() {
+        if self.refused.any() && self.own_mount.get().is_some() {
             self.refused.asked_for(ino, &(offset..offset.saturating_add(size.into())));
         }
     }
@@ -227,8 +227,8 @@ impl MountState {
             if outcome.is_ok() {
                 outcome = store(&Write { offset, data, ..*w }).map(|_| all);
             }
-            // Not what is left out: that is somebody else's. It is noted here, as whoever stores something in it next
-            // removes that from what is noted.
+            // Bytes that were left out are not noted, because another write stores them. The note is made under this
+            // lock, because the next write that stores some of these bytes removes them from it.
             if let Err(e) = &outcome {
                 self.refuse(w.ino, &(offset..offset.saturating_add(data.len() as u64)), e.0);
             }
@@ -288,9 +288,9 @@ impl MountState {
     }
 
     fn try_again(&self) {
-        let mut read = |ino, range: &Range<u64>| match self.way_in.get() {
-            Some(inside) => inside.read_apart(ino, range, LOCKED_PAGE_PATIENCE),
-            // So readers see at least what is stored.
+        let mut read = |ino, range: &Range<u64>| match self.own_mount.get() {
+            Some(mount) => mount.read(ino, range, LOCKED_PAGE_PATIENCE),
+            // Readers then see at least what is stored.
             None => {
                 self.tell(|n| n.forget_pages(ino, range.start, range.end - range.start));
                 Ok(Vec::new())
@@ -299,7 +299,7 @@ impl MountState {
         let mut write = |ino, offset, data: &[u8]| self.write_again(ino, offset, data);
         let tell_writers = || {
             for ino in self.refused.take_untold() {
-                // It may have left the kernel's memory.
+                // The kernel may have forgotten the inode.
                 let _gone = self.notify.get().map(|n| n.forget_attributes(ino));
             }
         };

@@ -227,5 +227,5 @@ fn threads_that_reach_into_the_mount_do_not_read_the_image() {
     drop(copies);
     let readers = gate.state.lock().threads.clone();
     println!("{readers:?} have read");
-    assert!(!readers.contains("pando-inside"), "{readers:?}");
+    assert!(!readers.contains("pando-own-mount"), "{readers:?}");
 }

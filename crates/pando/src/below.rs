@@ -1,8 +1,9 @@
 //! Entries below a directory of the host, by descriptors from the top; and extended attributes.
 //!
-//! No link is followed on the way, so whoever changes the tree meanwhile cannot lead a call out of it, and a path may
-//! be longer than the kernel takes in one call. One directory at a time is kept open: neighbours come one after the
-//! other. Paths have slashes between names, no slash at an end, and are empty for the top.
+//! No symbolic link in a path is followed, so a program that changes the tree meanwhile cannot lead a call out of it.
+//! A path may be longer than the kernel takes in one call. One directory at a time is kept open, because calls mostly
+//! go to entries of the same directory. Paths have slashes between names, no slash at an end, and are empty for the
+//! top.
 
 use std::{
     cell::RefCell,
@@ -34,7 +35,7 @@ pub type Attrs = Vec<(Vec<u8>, Vec<u8>)>;
 pub struct Below {
     top: OwnedFd,
     last: RefCell<Option<(Vec<u8>, OwnedFd)>>,
-    /// Of a tree that is of one mount only.
+    /// For a tree that must be of one mount only.
     own: Option<Own>,
 }
 
@@ -63,8 +64,8 @@ pub fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// Opens the directory that `path`, which is not too long for one call, means below `from`. EXDEV where something is
-/// mounted on the way, if there is an own mount.
+/// Opens the directory at `path`, which is not too long for one call, below `from`. EXDEV if `own` is given and
+/// something else is mounted on the path.
 fn step(from: BorrowedFd<'_>, path: &[u8], own: Option<&Own>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -75,7 +76,7 @@ fn step(from: BorrowedFd<'_>, path: &[u8], own: Option<&Own>) -> rustix::io::Res
     }
 }
 
-/// The same where the kernel (or a sandbox) has no openat2.
+/// [`step`] where the kernel (or a sandbox) has no openat2.
 fn step_by_names(from: BorrowedFd<'_>, path: &[u8], own: Option<&Own>) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let mut at: Option<OwnedFd> = None;
@@ -115,7 +116,7 @@ impl Below {
         Self::open(top, OFlags::NOFOLLOW)
     }
 
-    /// The same, where `top` may be a link to a directory.
+    /// The tree below `top`, which may be a symbolic link to a directory.
     pub fn behind(top: &Path) -> io::Result<Below> {
         Self::open(top, OFlags::empty())
     }
@@ -130,8 +131,8 @@ impl Below {
         Ok(Below { top, last: RefCell::new(None), own: None })
     }
 
-    /// The tree below the directory at `path` in the one at `top`, which may be a link, as far as it is of the mount
-    /// that `top` is in: [`Below::in_dir`] fails where something is mounted on the way.
+    /// The tree below the directory at `path` in the one at `top`, which may be a symbolic link, as far as it belongs
+    /// to the mount of `top`: [`Below::in_dir`] fails if something else is mounted on the path.
     pub fn of_one_mount(top: &Path, path: &Path) -> io::Result<Below> {
         let mut above = Self::behind(top)?;
         let dev = rustix::fs::fstat(&above.top)?.st_dev;
@@ -149,7 +150,7 @@ impl Below {
         }
     }
 
-    /// What goes wrong behind `begin` bytes of `path`, on the way from `from` over `names`.
+    /// The error for a step that failed behind `begin` bytes of `path`, from `from` over `names`.
     fn lost(&self, error: Errno, path: &[u8], begin: usize, from: BorrowedFd<'_>, names: &[u8]) -> io::Error {
         let Some(own) = self.own.as_ref().filter(|_| error == Errno::XDEV) else { return error.into() };
         let mut ends = (0..=names.len()).filter(|end| names.get(*end).is_none_or(|b| *b == b'/'));
@@ -258,7 +259,7 @@ fn attrs_by(
     for name in names.split(|b| *b == 0).filter(|name| !name.is_empty()) {
         match get(OsStr::from_bytes(name), &mut value) {
             Ok(len) => out.push((name.to_vec(), value.get(..len).unwrap_or_default().to_vec())),
-            // It was removed in between.
+            // The attribute was removed in between.
             Err(Errno::NODATA) => {}
             Err(e) => return Err(e.into()),
         }

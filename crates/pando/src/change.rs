@@ -189,7 +189,7 @@ impl Wanted<'_> {
 /// A walk holds a descriptor for each level, of which a program has 1,024 unless it asks for more.
 fn allow_deep_trees() {
     let now = getrlimit(Resource::Nofile);
-    // Where that is refused, what is too deep is told.
+    // If this is refused, entries that are too deep are reported.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now });
 }
 

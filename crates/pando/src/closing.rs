@@ -1,10 +1,10 @@
-//! How the daemon of a mount has closed its image, for `pando umount` to find.
+//! Records how the daemon of a mount has closed its image, for `pando umount` to read.
 //!
-//! A daemon keeps a small file from the moment it has the image until it has closed it: it says that the
-//! image is open, then, if closing fails, why. Closed well, the file goes. So a file that
-//! still says "open" when the daemon is gone tells that the daemon was killed. The files are in
-//! `/run/pando` for root, `/run/user/UID/pando` or `/tmp/pando-UID` for others; they outlive the daemon, not the
-//! machine. Where none can be written nothing is known, which is no error: best effort, on a daemon's side.
+//! A daemon has a small file from the moment it opens the image until it has closed it: the file says that the image
+//! is open, and then, if closing fails, why. After a successful close the file is removed. So if it still says "open"
+//! when the daemon is gone, the daemon was killed. The files are in `/run/pando` for root, `/run/user/UID/pando` or
+//! `/tmp/pando-UID` for others; they outlive the daemon, but not a reboot. If the file cannot be written, nothing is
+//! recorded, which is no error.
 
 use std::{
     fs::{self, DirBuilder, OpenOptions},
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a daemon that has let go of the image may take to end.
+/// How long a daemon may take to end after it has released the image.
 const ENDING_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The directory of a user's files.
@@ -40,16 +40,16 @@ fn path(image: &Path, uid: u32) -> Option<PathBuf> {
 /// What a daemon has told.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// It has the image open, or had when it was killed.
+    /// The daemon has the image open, or had it open when it was killed.
     Open,
-    /// It could not close the image, for this reason.
+    /// The daemon could not close the image, for this reason.
     Failed(String),
 }
 
 /// A daemon's word: its process id and what it has told.
 pub type Word = (u32, State);
 
-/// The daemon's end of it. Unless it is told how closing went, "open" stays.
+/// The daemon's side. Unless it gets the result of closing, "open" stays.
 #[derive(Debug)]
 pub struct Record {
     path: Option<PathBuf>,
@@ -124,8 +124,8 @@ pub fn has_ended(pid: u32) -> bool {
     !Path::new(&format!("/proc/{pid}")).exists()
 }
 
-/// How the daemon that had said `before` has closed the image, now that it has let go of it: `Err` says what went
-/// wrong. A daemon that told nothing, or whose word another has replaced, is taken to have done well.
+/// The result of closing, after the daemon whose record was `before` has released the image: `Err` says what went
+/// wrong. If there was no record, or another daemon has replaced it, the close counts as successful.
 pub fn result(image: &Path, uid: u32, before: Option<&Word>) -> Result<(), String> {
     let Some((pid, _)) = before else { return Ok(()) };
     let begin = Instant::now();

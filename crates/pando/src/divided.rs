@@ -21,7 +21,7 @@ pub struct Divided {
 }
 
 impl Divided {
-    /// Of these files and trees. A tree ends where another file system is mounted.
+    /// The divided directories among these files and trees. A tree ends where another file system is mounted.
     pub fn among(tops: &[PathBuf]) -> Divided {
         let mut out = Divided { dirs: HashSet::new(), unread: None };
         let mut files: HashMap<(u64, u64), Vec<FoundName>> = HashMap::new();
@@ -60,8 +60,8 @@ impl Divided {
         self.dirs.contains(dir)
     }
 
-    /// Whether the caller may copy one by one what is in `dir` and in the divided directories below it: who is not root
-    /// must own it.
+    /// Whether the caller may copy the entries of `dir`, and of the divided directories below it, one by one: unless
+    /// it is root, it must own them.
     pub fn may_be_filled(&self, dir: &Path) -> bool {
         let caller = rustix::process::geteuid();
         let mut dirs = vec![dir.to_owned()];
@@ -82,7 +82,7 @@ impl Divided {
         true
     }
 
-    /// These are the names of one file.
+    /// Notes the names of one file.
     fn add(&mut self, names: &[FoundName], tops: &[PathBuf]) {
         let Some(((first, path), others)) = names.split_first() else { return };
         // The directory that all are in, if they are in one tree.

@@ -11,7 +11,7 @@ use anyhow::Result;
 pub const OK: u8 = 0;
 /// Failed; the message says why.
 pub const FAILURE: u8 = 1;
-/// Not what the command works on: the same as for a wrong command line.
+/// The command does not work on such a thing: the same code as for a wrong command line.
 pub const USAGE: u8 = 2;
 /// `check` or `inspect` found damage, or `backup`, `export` or `diff` could not read all.
 pub const DAMAGE: u8 = 3;
@@ -71,14 +71,15 @@ pub fn message(error: &anyhow::Error) -> String {
     out
 }
 
-/// Says `error` on stderr, and returns its code. One without a word has been said by another process.
+/// Prints `error` on stderr, and returns its code. An error without a text was printed by another process.
 pub fn report(error: &anyhow::Error) -> u8 {
     say("pando", error);
     code(error)
 }
 
-/// Does something to each of the `items`: what fails is said, and the others are done all the same, as coreutils do it.
-/// The error of the last is returned as it is, and of others, if that succeeds, the code of the last that failed.
+/// Calls `work` for each of the `items`. A failure is printed, and the work continues with the next item, as in
+/// coreutils. If the last item fails, its error is returned; otherwise the code of the last failure, if there was
+/// any.
 pub fn each<T>(items: &[T], mut work: impl FnMut(&T) -> Result<()>) -> Result<()> {
     let Some((last, rest)) = items.split_last() else { return Ok(()) };
     let mut failed = None;
@@ -94,12 +95,12 @@ pub fn each<T>(items: &[T], mut work: impl FnMut(&T) -> Result<()>) -> Result<()
     }
 }
 
-/// Says a line on stderr. Where it cannot be written, what is done goes on, and the exit code stays what it is.
+/// Prints a line on stderr. If that fails, the program continues, and the exit code stays what it is.
 pub fn tell_line(line: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
-/// [`tell_line()`] of a format and its arguments: `eprintln!`, which ends the program where nobody reads.
+/// [`tell_line()`] of a format and its arguments. Unlike `eprintln!` it does not end the program if stderr is closed.
 macro_rules! tell {
     ($($what:tt)*) => {
         $crate::exit::tell_line(format_args!($($what)*))

@@ -1,8 +1,9 @@
 //! The guard of a mount: a process that cuts the connection when the daemon is killed (`pando_fuse::guard`).
 //!
 //! The daemon starts this program under the name [`NAME`], with the file that cuts the connection as standard input.
-//! The guard has the kernel send it a signal when the thread ends that has started it, which does nothing else, and
-//! then cuts. All other signals that end a daemon it leaves to the daemon. Guarantees that it ends with the daemon.
+//! The guard asks the kernel for a signal when the thread that has started it ends, and then cuts the connection.
+//! That thread does nothing else. The guard ignores all other signals that end a daemon. Guarantee: the guard ends
+//! with the daemon.
 
 use std::{
     ffi::{CStr, OsStr, OsString},
@@ -22,8 +23,8 @@ use signal_hook::{
     iterator::Signals,
 };
 
-/// What the program is called then, as an argument and for ps. It has not the name of the daemon, so `killall pando`
-/// does not end both at once.
+/// The name of the guard's process, as its first argument and for ps. It differs from the daemon's name, so that
+/// `killall pando` does not end both at once.
 const NAME: &CStr = c"fuse-guard";
 
 /// How long the daemon waits before it starts another guard in the place of one that has ended.
@@ -55,9 +56,9 @@ pub fn post(abort: io::Result<OwnedFd>) {
     }
 }
 
-/// Where nobody has asked for cores of crashed processes (`ulimit -c`), the kernel is not to make any: before it finds
-/// out that none is wanted it waits for all threads, and they for the daemon that has crashed. Until then no thread has
-/// ended for the guard. And the memory of a daemon holds the files of others.
+/// Turns core dumps off unless they were asked for (`ulimit -c`). Before the kernel finds out that none is wanted it
+/// waits for all threads, which wait for the daemon that has crashed, and until then no thread has ended for the
+/// guard. Besides, the memory of a daemon has files of other users.
 fn dump_no_core_unasked() {
     if rustix::process::getrlimit(Resource::Core).current == Some(0) {
         let done = rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable);
@@ -93,7 +94,7 @@ pub fn run(args: &[OsString]) -> io::Result<()> {
     let mut signals = Signals::new([SIGUSR1, SIGTERM, SIGINT, SIGHUP])?;
     rustix::process::set_parent_process_death_signal(Some(Signal::USR1))?;
     let is_there = || rustix::process::getppid().is_some_and(|pid| pid.as_raw_nonzero().get() == parent);
-    // One that ended before the signal was asked for has sent none.
+    // If the daemon ended before the signal was requested, none was sent, so this checks first.
     while is_there() && signals.wait().all(|signal| signal != SIGUSR1) {}
     pando_fuse::guard::cut(&File::from(io::stdin().as_fd().try_clone_to_owned()?))
 }

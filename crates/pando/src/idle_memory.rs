@@ -1,10 +1,10 @@
-//! The memory of a daemon: what is free goes back to the system while nobody uses the mount, and where it grows.
+//! Returns free memory of a daemon to the system while the mount is idle, and when the process has grown.
 //!
-//! The C library's allocator keeps what is freed: in an arena for each of many threads, and between pieces that are
-//! in use. It gives that back when it is asked, for which it takes the lock of one arena after the other, for 10 to 30
-//! milliseconds together. So it is asked while the process does nothing, and otherwise only where there is much to
-//! give. Fewer arenas would keep less, and have the threads wait for each other. Uses the C library only; with another
-//! one than glibc nothing is done.
+//! The C library's allocator keeps freed memory: in an arena for each of many threads, and between pieces that are in
+//! use. `malloc_trim` returns it to the system, for which it takes the lock of one arena after the other, for 10 to
+//! 30 milliseconds in all. So it is called while the process is idle, and otherwise only if there is much to return.
+//! With fewer arenas threads would wait for each other. Uses the C library only; with another one than glibc nothing
+//! is done.
 #![allow(unsafe_code)]
 
 use std::{
@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_secs(5);
 const IDLE: Duration = Duration::from_millis(20);
 /// Memory is given back only if the process has used so much CPU time since: else there is little to give.
 const WORTH: Duration = Duration::from_millis(200);
-/// A process that has so much more memory than after the last time gives back though it is at work, bytes.
+/// If the process has grown by this many bytes since the last time, memory is returned although the process is busy.
 const GROWTH_BYTES: u64 = 16 << 20;
 
 /// Starts a thread that gives free memory back. To be called once.
@@ -38,7 +38,7 @@ pub fn give_back_when_idle() {
                 (given, left) = (cpu_time(), resident_bytes());
                 log::debug!("gave {} KiB back in {:?}", resident.saturating_sub(left) >> 10, begin.elapsed());
             }
-            // What others give back is not what this has left.
+            // Memory that other calls have returned is not left over from the last call of this one.
             left = left.min(resident_bytes());
             before = cpu_time();
         }
@@ -50,7 +50,7 @@ pub fn give_back_when_idle() {
 
 fn give_back() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: gives back pages that nobody has allocated, under the allocator's locks.
+    // SAFETY: this returns pages that are not allocated, under the allocator's locks.
     unsafe {
         libc::malloc_trim(0);
     }

@@ -38,8 +38,8 @@ pub fn canonical(image: &Path) -> Result<PathBuf> {
     image.canonicalize().with_context(|| format!("{}", image.display()))
 }
 
-/// Where `image` is mounted, if it is, by this name or by that of a loop device over it or of the file below it. Of
-/// users, the mount of who owns it counts, and the caller's.
+/// The directory on which `image` is mounted, if it is: by this name, by that of a loop device over it, or by that of
+/// the file below it. Mounts by root, the owner of the image and the caller count.
 pub fn mounted_on(image: &Path) -> Result<Option<PathBuf>> {
     for name in [image.to_owned()].into_iter().chain(other_names(image)) {
         if let Some(mount) = mountinfo::of_image(&name)?.pop() {
@@ -208,13 +208,13 @@ fn explain(image: &Path, e: pando_fs::Error) -> anyhow::Error {
     anyhow::Error::from(e).context(text)
 }
 
-/// Waits until nobody holds `image` open any more, which was mounted as the device `mounted` (`major:minor`).
+/// Waits until no process has `image` open any more, which was mounted as the device `mounted` (`major:minor`).
 pub fn wait_until_closed(image: &Path, mounted: &str) -> Result<()> {
     let begin = Instant::now();
     let mut elsewhere = Elsewhere::new();
     let file = match std::fs::File::open(image) {
         Ok(file) => file,
-        // Whoever removed the image does not care how it was closed.
+        // The image was removed, so it does not matter how it was closed.
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(e).with_context(|| format!("{}", image.display())),
     };

@@ -1,7 +1,7 @@
-//! Where a daemon's messages go: syslog, a file, or the terminal.
+//! The destination of a daemon's messages: syslog, a file, or the terminal.
 //!
-//! syslog is one datagram per message to `/dev/log` (RFC 3164); where nobody
-//! listens there the message is lost, which is why `--log-file` exists.
+//! syslog is one datagram per message to `/dev/log` (RFC 3164); without a syslog daemon the message is lost, which is
+//! why `--log-file` exists.
 
 use std::{
     fs::{File, OpenOptions},
@@ -79,7 +79,7 @@ impl Log for Logger {
         }
         let Ok(mut target) = self.target.lock() else { return };
         let pid = std::process::id();
-        // There is nobody to tell that a message could not be delivered.
+        // A message that could not be delivered cannot be reported.
         let _ = match &mut *target {
             LogTarget::Terminal => writeln!(std::io::stderr(), "pando: {}", record.args()),
             LogTarget::File(file) => {

@@ -1,7 +1,7 @@
 //! Work on an image that is not mounted, by `IMAGE:/PATH`.
 //!
-//! Whoever may write to the image may do anything in it, as root could in the mount. Each piece of work opens the
-//! image, which takes its lock, and closes it, so what was done is durable.
+//! A user who may write to the image may do anything in it, as root could in a mount. Each command opens the image,
+//! which locks it, and closes it, which makes the changes durable.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -22,7 +22,7 @@ pub fn place(path: &Path) -> Option<ImagePath> {
     }
 }
 
-/// Both places, if either is one: they must be in one image.
+/// Both places, if either is in an image: they must be in the same one.
 pub fn pair(src: &Path, dst: &Path) -> Result<Option<(ImagePath, ImagePath)>> {
     match (place(src), place(dst)) {
         (None, None) => Ok(None),
@@ -133,7 +133,7 @@ pub fn remove(fs: &Fs, path: &Path, recursive: bool) -> Result<()> {
     Ok(())
 }
 
-/// As `ls -l` shows kind and permissions.
+/// The kind and permissions as `ls -l` shows them.
 pub fn mode_text(kind: FileKind, perm: u32) -> String {
     let kind = match kind {
         FileKind::Regular => '-',

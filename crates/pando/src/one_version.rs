@@ -86,7 +86,7 @@ pub fn bind(version: &Version, mounted: &Path, dir: &Path) -> Result<()> {
 /// Replaces the file system that was just mounted on `dir` by its `version`. If that fails nothing stays mounted.
 pub fn narrow(version: &Version, dir: &Path) -> Result<()> {
     let found = version.find(dir);
-    // The daemon goes on as long as there is a mount, and `found` is one. Without it the daemon ends.
+    // The daemon runs as long as there is a mount of it. This is one, so it is unmounted for the daemon to end.
     unmount(dir, How::Plain).or_else(|_| unmount(dir, How::Lazy))?;
     place(&found?, dir)
 }

@@ -22,8 +22,8 @@ pub fn entry_path(path: &Path) -> Result<EntryPath> {
     EntryPath::new(&parent, &name).with_context(|| format!("{}", parent.display()))
 }
 
-/// The same of what is to be removed. As with rm, `.` and `..` are refused, and so is a link with a slash after it,
-/// which is no directory: what it points to is not what has that name.
+/// The entry at a path that is to be removed. As with rm, `.` and `..` are refused, and so is a symbolic link with a
+/// slash behind it, because the path then means its target, which does not have that name.
 pub fn removable_path(path: &Path) -> Result<EntryPath> {
     use std::os::unix::ffi::OsStrExt;
     let bytes = path.as_os_str().as_bytes();

@@ -13,7 +13,7 @@ pub fn random() -> Result<[u8; 16]> {
     Ok(uuid)
 }
 
-/// 32 hexadecimal digits, with dashes wherever they are wanted. All zeros are none.
+/// Parses 32 hexadecimal digits, with any dashes between them. All zeros mean no UUID.
 pub fn parse(text: &str) -> Result<[u8; 16], String> {
     let digits: String = text.chars().filter(|c| *c != '-').collect();
     let number = match digits.len() == 32 && digits.bytes().all(|b| b.is_ascii_hexdigit()) {

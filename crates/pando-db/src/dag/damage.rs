@@ -1,12 +1,12 @@
-//! Structural work beside what cannot be read.
+//! Structural work around pages and headers that cannot be read.
 //!
-//! An edit that meets a page or a header that cannot be read is dropped and made again, knowing of it
-//! (`store/unreadable`): messages then wait at the edges whose flush would have to read there, and all other
-//! edges are flushed. An edge of which much waits is parted around what is bad, so that only the keys of the
-//! bad page are held up; if much waits for these alone, it is parted among them, so that nodes stay as wide
-//! and as large as others. A delete that covers a bad page needs no look at it, so it is flushed and heals; a
-//! range message that covers the edge takes its place in any case. I/O: where damage is known, headers of children
-//! with messages.
+//! An edit that meets a page or a header that cannot be read is dropped, and made again with that place known
+//! (`store/unreadable`): messages then wait at the edges whose flush would have to read there, and all other edges
+//! are flushed. An edge at which many messages wait is split around the bad page, so that only messages for keys of
+//! that page wait. If there are many of these alone, the edge is split among them, so that nodes do not become larger
+//! than others. A delete that covers a bad page need not read it, so it is flushed and removes the damage; a range
+//! message that covers the edge replaces it in any case. I/O: where damage is known, headers of children with
+//! messages.
 
 use crate::{
     dag::edit::Edit,

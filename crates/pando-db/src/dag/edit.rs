@@ -1,10 +1,9 @@
 //! An edit: new versions of some nodes, built beside a frozen tree and
 //! published all at once.
 //!
-//! It keeps exact reference counts: putting a version of a node takes the
-//! references of its last version back and counts the new ones, so no
-//! algorithm above does any bookkeeping. Reading nodes may take I/O; nothing
-//! here takes a lock that others wait for.
+//! It keeps exact reference counts: putting a version of a node subtracts the references of its last version and adds
+//! the new ones, so the algorithms above need no bookkeeping. Reading nodes may take I/O; nothing here holds a lock
+//! over it.
 
 use std::{
     collections::HashMap,
@@ -416,7 +415,7 @@ fn check_ranges<T: Ranged>(messages: &[T], live: &Span, what: &str) {
     assert!(are_apart(messages), "{what} overlaps the one before it");
 }
 
-/// What an edit came to, ready to be laid over the current table.
+/// The result of an edit, ready to be applied to the current table.
 pub(crate) struct Changes {
     pub root: NodeId,
     nodes: HashMap<NodeId, Version>,

@@ -1,12 +1,12 @@
-//! Whether a key under a prefix is longer than a limit: what a clone to a longer prefix has to know.
+//! Searches for a key under a prefix that is longer than a limit, which a clone to a longer prefix must exclude.
 //!
-//! Bounds of key lengths stand in the translation table for each node, beside each page, and in in-memory tables.
-//! They admit most clones without a search. Where they do not, the search goes down into what may hold a longer key,
-//! and only there; a key that is found counts if it has a value in the view. So the answer is exact, whatever the
-//! bounds are. (Only where hundreds of thousands of longer keys were deleted just before, it gives up and says yes.)
+//! Bounds of key lengths stand in the translation table for each node, beside each page, and in memtables. They admit
+//! most clones without a search. Otherwise the search descends only into nodes that may hold a longer key; a key that
+//! is found counts if it has a value in the view. So the answer is exact, whatever the bounds are. (Only if hundreds
+//! of thousands of longer keys were deleted just before, the search gives up and says that there may be one.)
 //!
-//! Cost: nothing where the bounds admit all; else O(height) headers for each place with longer keys, and a point query
-//! for each of those keys until one has a value.
+//! Cost: nothing if the bounds admit the clone; otherwise O(height) headers for each place with longer keys, and a
+//! point query for each of those keys until one has a value.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -30,16 +30,17 @@ use crate::{
     },
 };
 
-/// Nodes that are read, and keys that are looked up, before the answer is that there may be a longer key. Only where
-/// so many longer keys have just been deleted.
+/// Nodes that are read, and keys that are looked up, a count, before the search gives up. This happens only if so
+/// many longer keys were just deleted.
 const MAX_STEPS: u64 = 1 << 18;
-/// Messages about ranges that are cut out of a range one by one; of more only the keys are judged.
+/// Range messages, a count, that are cut out of a range one by one; if there are more, each longer key is looked up
+/// instead.
 const MAX_CUTS: usize = 64;
 
-/// Bytes of keys up to which a bound is not worth being made tight.
+/// Bounds of up to this many bytes are not worth being made tight.
 const LONG_BYTES: usize = MAX_KEY / 16;
 
-/// A range of keys of a state, and the length that none of them with a value may exceed.
+/// A range of keys of a state, and the length that no key with a value may exceed.
 #[derive(Debug, Clone)]
 pub(crate) struct Within {
     pub span: Span,
@@ -63,7 +64,7 @@ pub(crate) fn longer_key(
     search.run()
 }
 
-/// What must not have longer keys below `table`, if none of `within` above it is to have one.
+/// The ranges below `table` that must not have longer keys, if `within` above it is to have none.
 pub(crate) fn below_table(table: &Memtable, within: &Within) -> Vec<Within> {
     let mut below = Vec::new();
     pieces_below(table, &within.span, &Lens::identity(), within.most, |span, up| {
@@ -72,7 +73,7 @@ pub(crate) fn below_table(table: &Memtable, within: &Within) -> Vec<Within> {
     below
 }
 
-/// The parts of the state below `table` that are seen in `span`, with the maps from their keys.
+/// The parts of the state below `table` that `span` shows, with the maps of their keys.
 fn pieces_below(table: &Memtable, span: &Span, up: &Lens, most: usize, mut piece: impl FnMut(Span, Lens)) {
     let mut cuts = Vec::new();
     for range in table.ranges_meeting(span) {
@@ -91,20 +92,20 @@ fn pieces_below(table: &Memtable, span: &Span, up: &Lens, most: usize, mut piece
     span.without_all(cuts).into_iter().for_each(|rest| piece(rest, up.clone()));
 }
 
-/// True if a local key within this bound may have more than `most` bytes where it is seen.
+/// True if a local key within this bound may have more than `most` bytes in the keys of the view.
 fn may_exceed(local: Longest, up: &Lens, most: usize) -> bool {
     local.through(up.strip.len(), up.prepend.len()).exceeds(most)
 }
 
-/// A node whose bound can be lower than it is: it was not written anew when what is below it changed.
+/// A node whose bound may be lowered: it was not rewritten when its children changed.
 pub(crate) struct Tighter {
     id: NodeId,
     of: Loc,
     node: Arc<Node>,
 }
 
-/// Finds nodes with a long bound that can be lower, from above, and looks at `budget` nodes at most; the lowest come
-/// first. What cannot be read keeps its bound. I/O: the headers of interior nodes with long bounds.
+/// Finds nodes with long bounds that can be lowered, from the root down, and reads at most `budget` nodes; the lowest
+/// nodes come first. A node that cannot be read keeps its bound. I/O: the headers of interior nodes with long bounds.
 pub(crate) fn tighter_bounds(tree: &Tree, pager: &Pager, mut budget: usize) -> Vec<Tighter> {
     let mut found = HashMap::new();
     tighter(tree, pager, tree.root, &mut budget, &mut found);
@@ -117,10 +118,10 @@ pub(crate) fn tighter_bounds(tree: &Tree, pager: &Pager, mut budget: usize) -> V
     found
 }
 
-/// The nodes that were looked at, and their bounds.
+/// The nodes that were read, and their bounds.
 type LookedAt = HashMap<NodeId, (Arc<Node>, Longest)>;
 
-/// Notes the bound of every node that is looked at. Heights descend, so this ends.
+/// Notes the bound of every node that is read. Heights descend, so this ends.
 fn tighter(tree: &Tree, pager: &Pager, id: NodeId, budget: &mut usize, found: &mut LookedAt) {
     let Some(entry) = tree.table.get(id) else { return };
     if entry.height == 0 || !entry.longest.exceeds(LONG_BYTES) || found.contains_key(&id) || *budget == 0 {
@@ -143,8 +144,8 @@ fn tighter(tree: &Tree, pager: &Pager, id: NodeId, budget: &mut usize, found: &m
 }
 
 impl Tighter {
-    /// Lowers the bound in `table`, a later version, if the node is still the one that was looked at: to what it is by
-    /// the bounds in this table of what the node refers to. One of these may be another version, whose bound is higher.
+    /// Lowers the bound in `table`, a later version, if the node is still the same: to the bound that follows from
+    /// those of its children in this table, some of which may be later versions with higher bounds.
     pub fn apply(&self, table: &mut Table) {
         let same = |entry: &&Entry| match (&entry.loc, &self.of) {
             (Loc::Dirty(a), Loc::Dirty(b)) => Arc::ptr_eq(a, b),
@@ -230,7 +231,7 @@ impl Search<'_> {
         if !may_exceed(bound, up, self.most) {
             return Ok(None);
         }
-        // What an older version has written has to be gone through, however much it is.
+        // Nodes of an older version have no bounds: all their keys have to be checked.
         self.steps += u64::from(bound != Longest::UNKNOWN);
         let handle = child_node(self.pager, &self.view.tree.table, id, above)?;
         let node = &handle.node;
@@ -269,7 +270,7 @@ impl Search<'_> {
         Ok(None)
     }
 
-    /// Notes what an edge or Goto over `live` shows in `part`.
+    /// Adds what an edge or Goto over `live` shows in `part`.
     fn follow(&mut self, live: &Span, target: &Target, part: &Span, up: &Lens, above: u8) {
         let down = Lens::of_edge(live, &target.prepend);
         let up = down.inverse().then(up);
@@ -280,7 +281,7 @@ impl Search<'_> {
         }
     }
 
-    /// Judges the longer keys of a run in `span`.
+    /// Checks the longer keys of a run in `span`.
     fn keys(&mut self, handle: &Handle, run: &Run, span: &Span, up: &Lens) -> Result<Option<usize>> {
         let from = run.pages.get(run.page_from(&span.lo)..).unwrap_or_default();
         for page in from.iter().take_while(|page| page.meets(span)) {

@@ -69,7 +69,7 @@ pub(super) fn updates(updates: &[(&str, &str)]) -> Layer {
     Layer { newest: 9, updates: updates.iter().map(message).collect(), ..Layer::default() }
 }
 
-/// A root over two leaves that is as it should be.
+/// A sound root over two leaves.
 pub(super) fn sound() -> Node {
     interior(1, vec![edge("", Some(LEFT), vec![layer(5, &["b"])]), edge("m", Some(RIGHT), vec![])])
 }
@@ -291,7 +291,7 @@ fn an_update_without_an_operation_is_found() {
 
 #[test]
 fn a_goto_that_rests_too_low_is_found() {
-    // It could not sink into a leaf.
+    // The Goto could not be flushed into a leaf.
     let root = interior(1, vec![edge("", Some(LEFT), vec![ranges(&[("b", "c", Some(LEFT))])])]);
     is_found(root, "its child 2 is not low enough");
 }
@@ -517,15 +517,15 @@ fn a_shared_node_that_shows_nothing_is_taken_off_its_edges() {
     assert!(found(&edit).is_empty());
 }
 
-/// A tall node with little below it, and a Goto that rests above it: it may become as low as what the Goto leads to
-/// allows, when nothing else is to be done and when a table is taken in. Nothing else notices where it does not: no
-/// write looks at what rests in a node that it does not change.
+/// A tall node with little below it, and a Goto that rests above it: the node may become as low as the target of the
+/// Goto allows, in an idle store and when a memtable is applied. No other test would notice a mistake here: a write
+/// does not check the messages in a node that it does not change.
 #[test]
 fn a_node_stays_above_what_the_gotos_lead_to_that_rest_above_it() {
     const MID: NodeId = 4;
     const TARGET: NodeId = 5;
     const BELOW: NodeId = 6;
-    // So many edges that the root cannot take those of its children over: it is too tall or not.
+    // The root has so many edges that it cannot take over those of its children: it is too tall or not.
     for (idle, high, wide) in [(true, 7, 8), (false, 20, 64)] {
         let root_edges = (0..wide).map(|i| match i {
             0 => edge("", Some(MID), vec![ranges(&[("c", "d", Some(TARGET))])]),

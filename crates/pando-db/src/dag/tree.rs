@@ -19,14 +19,14 @@ pub(crate) struct Tree {
     pub root: NodeId,
     /// The newest batch that is in the nodes.
     pub msn: u64,
-    /// Where the log goes on behind that batch.
+    /// The end of that batch in the log.
     pub log_end: LogPos,
     /// Held by each version of this store.
     pub versions: Versions,
 }
 
-/// Counts the versions of a store that somebody holds: readers those that they began with, with all that has been
-/// replaced in them since.
+/// Counts the versions of a store that are held, mostly by readers. A held version keeps all nodes that were replaced
+/// since.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Versions(Arc<()>);
 
@@ -52,18 +52,19 @@ pub(crate) struct Limits {
     pub abundant: usize,
     /// Nodes that one edit changes before it stops cascading and leaves the rest to the next.
     pub edit_nodes: usize,
-    /// The same for the memory of these nodes, in bytes, if they are more than [`MIN_EDIT_NODES`].
+    /// Most memory of these nodes, in bytes, if they are more than [`MIN_EDIT_NODES`].
     pub edit_bytes: usize,
 }
 
-/// Enough for a path from the root to a leaf, with nodes beside it: with fewer, flushing would not get on.
+/// Least number of nodes that an edit may change: enough for a path from the root to a leaf, with nodes beside it.
+/// With fewer, flushing could not make progress.
 pub(crate) const MIN_EDIT_NODES: usize = 12;
 
 /// Least height that counts as tall, in levels: however little there is, clones of clones have some levels.
 const MIN_TALL_LEVELS: u8 = 4;
 /// Levels above those of a plain tree from which on a node counts as tall.
 const SPARE_LEVELS: u32 = 6;
-/// The same while nothing else is to be done.
+/// Levels above that height in an idle store.
 const IDLE_SPARE_LEVELS: u32 = 1;
 
 /// The height from which on a node is higher than `nodes` nodes ask for: that of a tree whose nodes have half of
@@ -72,7 +73,7 @@ pub(crate) fn tall_levels(nodes: u64, fanout: usize) -> u8 {
     levels(nodes, fanout, SPARE_LEVELS).max(MIN_TALL_LEVELS)
 }
 
-/// The same where nothing else is to be done.
+/// The same in an idle store.
 pub(crate) fn idle_levels(nodes: u64, fanout: usize) -> u8 {
     levels(nodes, fanout, IDLE_SPARE_LEVELS)
 }

@@ -94,7 +94,7 @@ pub struct Cursor {
     bounds: Option<Box<Span>>,
     /// What neither end has come to.
     rest: Option<Span>,
-    /// After an error: what could not be read, and the end that came to it.
+    /// After an error: the keys that could not be read, and the end of the cursor that met them.
     behind: Option<Box<(Span, Direction)>>,
     /// Where the ends are, by [`Direction`].
     segments: [Option<Box<ScanSegment>>; 2],
@@ -142,7 +142,8 @@ impl Cursor {
     /// Reads the next pages of the range, from the low end, into the cache, for other readers of the same keys, and
     /// moves the cursor behind them. It stops after about `bytes` of pages, or returns `false` when nothing is left.
     /// It does not read what is in memory, and waits for pages that another thread is reading. The pages stay in the
-    /// cache until they are used, as long as such pages take no more than [`Db::room_ahead`](crate::Db::room_ahead).
+    /// cache until they are used, as long as such pages take no more than
+    /// [`Db::max_readahead_bytes`](crate::Db::max_readahead_bytes).
     ///
     /// Cost: the reads of a scan, by requests of up to 1 MiB from the first one on.
     pub fn read_ahead(&mut self, bytes: u64) -> Result<bool> {
@@ -217,7 +218,7 @@ impl Cursor {
             .and_then(|(end, entry_run)| Some(self.segments[end as usize].as_ref()?.entry_run(entry_run))))
     }
 
-    /// The same: in the segment of which end it is, and in which of its entry runs.
+    /// Finds the next pair: the segment of that end, and the entry run in it.
     #[inline(never)]
     fn find(&mut self, direction: Direction) -> Result<Option<(Direction, Direction)>> {
         let other = direction.other();

@@ -34,8 +34,8 @@ pub struct Diff {
 }
 
 impl Diff {
-    /// Ends, with [`Error::Interrupted`], soon after somebody has set `stop`: however much is equal, no more is read
-    /// than the pages at hand.
+    /// Ends with [`Error::Interrupted`] soon after `stop` is set by any thread: only the pages in progress are still
+    /// read, however much is equal.
     #[must_use]
     pub fn stop_on(mut self, stop: &Arc<AtomicBool>) -> Self {
         self.stop = Some(stop.clone());

@@ -1,4 +1,4 @@
-//! The engine's public handle, [`Db`]: what each call does, in terms of the rooms below. Uses all of them.
+//! The engine's public handle, [`Db`]: each call in terms of the modules below. Uses all of them.
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
 
@@ -114,8 +114,9 @@ impl Db {
 
     /// Most memory for pages that cursors have read ahead and that have not been used yet, in bytes: an eighth of
     /// [`Options::cache_bytes`], which includes it. See [`Cursor::read_ahead`].
-    pub fn room_ahead(&self) -> u64 {
-        self.engine().pager.room_ahead()
+    #[doc(alias = "room_ahead")]
+    pub fn max_readahead_bytes(&self) -> u64 {
+        self.engine().pager.max_readahead_bytes()
     }
 
     /// Most bytes of a batch: those of its keys and values, and 12 for each operation. Not more than a quarter of the

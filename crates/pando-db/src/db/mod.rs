@@ -1,14 +1,15 @@
 //! The engine: what holds log, memory and DAG together, and the calls of a [`Db`].
 //!
-//! `engine` is the state that all share. Each other room adds one thing that is done with it, and uses only those
-//! before it here: `record` encodes batches for the log; `budget` reckons how much memory and space is left; `flush`
-//! brings messages into the DAG, by edits; `checkpoint` makes the DAG durable, and frees what the last one held;
-//! `background` collects garbage, flushes with the checkpoints that it needs, and has the threads; `admission` lets a
-//! batch in when there is room, or has room made; `write` takes batches in; `recover` opens a store, `cursor` reads,
-//! `handle` is the [`Db`], `diff` compares, and `api` holds the calls of a [`Db`] that are programs of their own.
+//! `engine` is the state that all modules share. Each other module adds one thing that is done with it, and uses only
+//! those before it in this list: `record` encodes batches for the log; `budget` computes how much memory and space is
+//! left; `flush` applies memtables to the DAG, by edits; `checkpoint` makes the DAG durable, and frees what the last
+//! checkpoint held; `background` collects garbage, flushes with the checkpoints that this needs, and has the threads;
+//! `admission` admits a batch when there is space for it, and waits or frees space until then; `write` logs and
+//! applies batches; `recover` opens a store, `cursor` reads, `handle` is the [`Db`], `diff` compares, and `api` has
+//! the larger calls of a [`Db`], such as backup and check.
 //!
-//! So a step of flushing makes no checkpoint: it says that it has no room, and its callers in `background` make one. A
-//! checkpoint does flush, by steps. What the threads are to do is asked for with a [`engine::signal::Signal`].
+//! A step of flushing makes no checkpoint: it returns that it needs one, and its callers in `background` make it. A
+//! checkpoint does flush, by steps. Callers ask the threads for work with a [`engine::signal::Signal`].
 
 pub(crate) mod admission;
 pub(crate) mod api;

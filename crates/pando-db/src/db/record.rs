@@ -106,7 +106,7 @@ fn is_long(op: &Op, threshold: usize) -> bool {
     matches!(op, Op::Put(_, value) if value.len() >= threshold)
 }
 
-/// The same; `note` is told for each operation where in the payload its fields are.
+/// Encodes a batch; `note` gets, for each operation, the positions of its fields in the payload.
 fn encode_noting(
     ops: &[Op],
     threshold: usize,

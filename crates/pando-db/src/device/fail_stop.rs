@@ -1,14 +1,11 @@
-//! A device of which a failed flush is remembered: every later one fails too.
+//! A fail-stop device: after a failed flush every later one fails, too.
 //!
-//! A flush that fails may have lost what *anybody* wrote before it, and tells
-//! only its caller: the next flush of the same file succeeds, as if all were
-//! well (Rebello et al. 2020, "Can Applications Recover from fsync Failures?").
-//! The log and a checkpoint flush from different threads, and each rests on what
-//! the other wrote. So flushes take turns here, and once one has failed none
-//! succeeds, nor a durable write, which takes no turn. As everything that the
-//! engine asks of a device passes here, it is also where a thread is told that
-//! it is about to wait for one. Nothing else is changed. Uses the device below
-//! and `waiting` only.
+//! A flush that fails may have lost writes of *any* thread before it, and only its caller gets the error: the next
+//! flush of the same file succeeds (Rebello et al. 2020, "Can Applications Recover from fsync Failures?"). The log
+//! and a checkpoint flush from different threads, and each depends on writes of the other. So flushes are serialised
+//! here, and once one has failed none succeeds, nor a durable write, which is not serialised. All requests of the
+//! engine pass through this module, so it also announces that a thread is about to wait for the device (`waiting`).
+//! Nothing else is changed. Uses the device below and `waiting` only.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -83,7 +80,7 @@ impl Device for FailStop {
         self.note(self.device.flush())
     }
 
-    /// Takes no turn: it rests on nothing that others wrote, and is not to wait for it.
+    /// Not serialised with flushes: it depends on no other writes, and must not wait for them.
     fn write_durably(&self, offset: u64, buf: &[u8]) -> io::Result<bool> {
         waiting::announce();
         self.check()?;

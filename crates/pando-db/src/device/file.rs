@@ -50,10 +50,10 @@ pub struct FileDevice {
     file: File,
     /// The file below a loop device, which is locked too.
     _below: Option<File>,
-    /// The same, opened once more for what is durable at once: the kernel tells each of the two of a failed
-    /// writeback, so that neither takes away what the other must know. `None` where that cannot be.
+    /// The same file, opened once more for durable writes: the kernel reports a failed writeback once to each open
+    /// file, so that neither user takes the report away from the other. `None` if a second open is impossible.
     durable: Option<File>,
-    /// The same for requests that go past the page cache, if they are to: then all do.
+    /// The file for direct I/O, if that is wanted: then all requests use it.
     direct: Option<Direct>,
     block_device: bool,
     read_only: bool,
@@ -126,8 +126,8 @@ impl FileDevice {
         }
     }
 
-    /// The file below the loop device at `path`, if that is one, over all of it: who opens one of the two for writing
-    /// keeps the other from being opened.
+    /// The file below the loop device at `path`, if it is one and covers the whole file: opening one of the two for
+    /// writing keeps the other from being opened.
     pub fn backing_file(path: impl AsRef<Path>) -> Option<PathBuf> {
         path.as_ref().metadata().ok().as_ref().and_then(lock::below)
     }
@@ -308,14 +308,14 @@ impl Device for FileDevice {
         Ok(true)
     }
 
-    /// The kernel calls pages clean whose writeback has failed, and goes on showing them. Those that are
-    /// dirty stay.
+    /// Drops clean pages from the page cache: the kernel marks pages clean whose writeback has failed, and still
+    /// shows them. Dirty pages stay.
     fn reread(&self) -> io::Result<()> {
         if !self.read_only {
             self.file.sync_data()?;
         }
         match fadvise(&self.file, 0, None, Advice::DontNeed) {
-            // Not a file that has a cache.
+            // The file has no page cache.
             Ok(()) | Err(Errno::INVAL | Errno::SPIPE | Errno::NOSYS) => Ok(()),
             Err(e) => Err(e.into()),
         }
@@ -399,7 +399,7 @@ impl Device for FileDevice {
         if self.block_device || from >= self.size() {
             return Ok(None);
         }
-        // All other requests say where they go and do not heed the file's position.
+        // All other requests have an offset and do not use the file's position.
         let found = seek(&self.file, rustix::fs::SeekFrom::Data(from))
             .and_then(|data| Ok((data, seek(&self.file, rustix::fs::SeekFrom::Hole(data))?)));
         match found {

@@ -1,10 +1,10 @@
-//! A device that asks a function before each call: to count calls, to hold them up, or to let them fail.
+//! A device that calls a function before each request: to count requests, delay them, or make them fail.
 //!
-//! A testing device, in the library for the same reason as [`SimDevice`](crate::device::SimDevice). Guarantees that the
-//! function is asked once for each read, write and flush, by the thread that makes it, before the device
-//! below is; an error of it is that of the call. A second function may be told of each call that has succeeded below,
-//! before it returns. A vectored read is one read. It discards nothing and knows of no space that is held, as a device
-//! that offers neither, unless it is told to pass these calls on. Uses the device below only.
+//! A testing device, in the library for the same reason as [`SimDevice`](crate::device::SimDevice). Guarantee: the
+//! function is called once for each read, write and flush, by the thread that makes it, before the device below; an
+//! error of the function is that of the request. A second function may be called after each request that has
+//! succeeded below, before it returns. A vectored read is one read. It discards nothing and knows of no space that is
+//! held, as a device that offers neither, unless it is told to pass these calls on. Uses the device below only.
 
 use std::{
     io,
@@ -42,7 +42,7 @@ impl DeviceCall {
 /// What is asked before a call.
 type Hook = dyn Fn(&DeviceCall) -> io::Result<()> + Send + Sync;
 
-/// What is told after a call.
+/// The function that is called after a request.
 type AfterHook = dyn Fn(&DeviceCall) + Send + Sync;
 
 /// A device with a function before its calls.
@@ -52,15 +52,15 @@ pub struct HookedDevice {
     /// Durable writes, which the device below does not count as such.
     durable_writes: AtomicU64,
     passes_discards: bool,
-    /// It lends memory for reads.
+    /// Whether the device lends memory for reads.
     lends: bool,
     hook: Box<Hook>,
     after: Box<AfterHook>,
 }
 
 impl HookedDevice {
-    /// Asks `hook` before each call of `below`. It does durable writes, by plain ones below, if it `tells_apart` what
-    /// is durable.
+    /// Calls `hook` before each request to `below`. With `tells_apart` the device offers durable writes, by plain
+    /// ones below.
     pub fn new(
         below: Arc<dyn Device>,
         tells_apart: bool,

@@ -1,5 +1,5 @@
-//! Who uses a device of this process: as locks on files keep other processes out, this keeps a second store of the same
-//! process out.
+//! The devices in use in this process: file locks keep other processes out, and this module keeps out a second store
+//! of the same process.
 //!
 //! Guarantees: of the stores that open one device value for writing, one has it, and of those that only read it any
 //! number. Two values over one medium are two devices here; for files there is the lock besides. Uses nothing but
@@ -34,7 +34,7 @@ fn address(device: &Arc<dyn Device>) -> usize {
 }
 
 impl InUse {
-    /// [`Error::Locked`] if somebody uses it in a way that excludes this.
+    /// [`Error::Locked`] if another store uses the device in a way that excludes this one.
     pub fn new(device: &Arc<dyn Device>, read_only: bool) -> Result<InUse> {
         match USED.lock().entry(address(device)) {
             btree_map::Entry::Vacant(free) => {

@@ -1,4 +1,4 @@
-//! Who uses an image: advisory locks on its file or block device, and on the file below a loop device.
+//! Locks of images: advisory locks on the file or block device, and on the file below a loop device.
 //!
 //! Guarantees: of the stores that open an image for writing, through its file or through a loop device over it, one
 //! has it, and of those that only read it any number. A loop device that begins elsewhere in its file is another
@@ -21,8 +21,8 @@ use rustix::{
 
 use crate::error::{Error, Result};
 
-/// The file below a loop device over all of it, if that is one; by the name that it has in the mount namespace of who
-/// made the device.
+/// The file below a loop device that covers the whole file, if `found` is one; by its name in the mount namespace of
+/// the process that made the device.
 pub(super) fn below(found: &Metadata) -> Option<PathBuf> {
     if !found.file_type().is_block_device() {
         return None;
@@ -52,7 +52,7 @@ pub(super) fn lock(file: &File, read_only: bool) -> Result<Option<File>> {
     };
     flock(file, how).map_err(failed)?;
     let found = file.metadata().map_err(|e| Error::io("lock", 0, e))?;
-    // One that is not there under this name is nobody's image.
+    // If there is no file of this name, there is nothing to lock.
     let Some(below) = below(&found).and_then(|path| File::open(path).ok()) else { return Ok(None) };
     flock(&below, how).map_err(failed)?;
     Ok(Some(below))

@@ -1,4 +1,4 @@
-//! The ground floor: bytes that can be read, written and made durable.
+//! The lowest layer: bytes that can be read, written and made durable.
 //!
 //! A [`Device`] is the only thing through which the engine touches the world.
 //! It guarantees nothing about order or durability between two flushes: a
@@ -107,7 +107,7 @@ pub trait Device: Send + Sync + 'static {
     fn reread(&self) -> io::Result<()> {
         Ok(())
     }
-    /// To be called some times a second while the device is open: gives back memory that was needed for a while.
+    /// To be called some times a second while the device is open: frees memory that is not needed any more.
     fn rest(&self) {}
     /// Size in bytes.
     fn size(&self) -> u64;

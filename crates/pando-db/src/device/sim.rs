@@ -1,9 +1,8 @@
 //! A simulated device that crashes, tears, loses, fails and lies, from one seed.
 //!
-//! A testing device, kept in the library so that every floor and every user of
-//! the engine can test against it. It holds what is durable, and the writes
-//! that no flush has covered yet; reads see both. The same seed and the same
-//! requests give the same misfortune. What it may do is what real media do:
+//! A testing device, in the library so that every layer and every user of the engine can test with it. It has the
+//! durable bytes, and the writes that no flush has covered yet; reads see both. The same seed and the same requests
+//! give the same failures. It may do what real media do:
 //!
 //! - A crash keeps, drops or tears each 512-byte sector of each unflushed write.
 //! - A failed write may have reached the device in part.
@@ -240,7 +239,7 @@ impl SimState {
     fn discard(&mut self, offset: u64, len: u64) {
         let (first, end) = (offset.div_ceil(BLOCK), (offset + len) / BLOCK);
         for block in first..end {
-            // Of no other block could anyone tell: it is zero, or what a crash left of an earlier discard.
+            // For other blocks this makes no difference: they are zero, or what a crash has left of an earlier discard.
             if !self.current.holds(block * BLOCK) {
                 continue;
             }
@@ -263,7 +262,7 @@ impl SimState {
         self.unflushed.push(UnflushedWrite { offset, data: data.into() });
     }
 
-    /// A write that is durable at once, before what others have written earlier.
+    /// A write that is durable at once, before earlier writes of other threads.
     fn write_through(&mut self, offset: u64, data: &[u8]) {
         self.current.write(offset, data);
         self.durable.write(offset, data);
@@ -313,7 +312,7 @@ impl Device for SimDevice {
         let served = state.request_of(true);
         check_range(state.size, offset, buf.len() as u64)?;
         if served.is_err() && alive && state.backing.add(offset, buf.len() as u64).is_ok() {
-            // It may have failed to be written, or to become durable.
+            // Either the write or its flush has failed.
             let reached = match state.prng.below(2) {
                 0 => state.prng.below(buf.len() as u64 + 1) as usize,
                 _ => buf.len(),

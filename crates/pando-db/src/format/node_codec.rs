@@ -48,7 +48,7 @@ thread_local! {
 /// Compresses bytes into `packed`, and says how many they are then. There is room if `packed` has the bytes that the
 /// compressor says it may need.
 fn lz4(raw: &[u8], packed: &mut [u8]) -> Option<usize> {
-    // A table for longer pages would stay, and be slower to clear for all others.
+    // A hash table for longer pages would stay allocated, and be slower to clear for all other pages.
     let len = match raw.len() < usize::from(u16::MAX) {
         true => SEEN.with_borrow_mut(|seen| compress_into_with_table(raw, packed, seen)),
         false => compress_into(raw, packed),
@@ -56,8 +56,8 @@ fn lz4(raw: &[u8], packed: &mut [u8]) -> Option<usize> {
     len.ok()
 }
 
-/// True if a page may become shorter by an eighth. One of media or ciphertext is known by a fraction of the
-/// work; where only some of a page is such, the other sample says yes.
+/// True if a page may become shorter by an eighth. Two samples are compressed: a page of media or ciphertext is
+/// recognised at a fraction of the work, and if only a part of a page is such, the other sample shrinks.
 fn may_shrink(raw: &[u8]) -> bool {
     let step = raw.len() / (SAMPLES + 1);
     if step < SAMPLE_BYTES {

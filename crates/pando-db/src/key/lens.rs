@@ -1,4 +1,4 @@
-//! The map between two key spaces: one prefix taken off, another put on.
+//! Lenses: maps between two key spaces that remove one prefix and add another.
 //!
 //! An edge with live range `[lo, hi)` and translation prefix `prepend` maps a
 //! key `k` of the parent to `prepend + k[strip..]` in the child, where `strip`
@@ -68,8 +68,8 @@ impl Lens {
         Span { lo: self.apply_shared(&span.lo), hi }
     }
 
-    /// The same map with the largest domain: `strip` and `prepend` without what both end with. Lenses that map a key
-    /// alike map all keys of both domains alike, and are equal so.
+    /// The same map with the largest domain: `strip` and `prepend` without their common suffix. If two lenses map one
+    /// key alike, they map all keys of both domains alike, and their shortest forms are equal.
     pub fn shortest(&self) -> Lens {
         let same = self.strip.iter().rev().zip(self.prepend.iter().rev()).take_while(|(a, b)| a == b).count();
         Lens {

@@ -1,7 +1,7 @@
-//! How long the keys of a place may be.
+//! Upper bounds of key lengths.
 //!
-//! An upper bound of the length of the longest key that has a value or may come to have one: of a page, a node, an
-//! in-memory table. It says too much rather than too little, so what it admits is certain. Pure.
+//! [`Longest`] bounds the length of the longest key that has a value, or may get one, in a page, a node or a
+//! memtable. A bound may be too high and never too low, so an operation that it admits makes no key too long. Pure.
 
 /// Upper bound of the length of keys. Ordered: none, then by length, then unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -33,7 +33,7 @@ impl Longest {
         self == Self::UNKNOWN || self > Self::of(most)
     }
 
-    /// As it is stored: 0 for no key, or one more than a length, or `u32::MAX`.
+    /// The stored form: 0 for no key, one more than the length, or `u32::MAX` for an unknown length.
     pub fn encode(self) -> u32 {
         self.0
     }

@@ -1,9 +1,8 @@
 //! Keys: ordered byte strings, ranges of them, and the maps between the key
 //! spaces of a parent and a child.
 //!
-//! This is the one pure module for the edge map and its filter:
-//! every traversal, flush, clone and check goes through it. It performs no
-//! I/O, knows nothing of nodes, and may use nothing else of the crate.
+//! Every traversal, flush, clone and check uses the maps and ranges of this module, and has none of its own. Pure: no
+//! I/O, no nodes, and no other module of the crate.
 
 mod direction;
 mod lens;

@@ -19,15 +19,15 @@ pub(crate) enum Msg {
     Put(Bytes),
     /// The key has no value.
     Delete,
-    /// These apply in order to whatever is older.
+    /// These operations apply in order to the older value.
     Upsert(ValueChanges),
 }
 
-/// One operation of an upsert; what it does is for [`Merge`] to say.
+/// One operation of an upsert, whose meaning [`Merge`] defines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ValueChange {
     pub op: Bytes,
-    /// It came with a range of keys: it applies only if there is a value at that moment.
+    /// Whether the operation applies only if the key has a value: it came with a range-upsert.
     pub if_present: bool,
 }
 
@@ -44,8 +44,8 @@ impl ValueChange {
         within_limit(merge.apply(old.as_deref(), &self.op)).unwrap_or(old)
     }
 
-    /// One change equal to this one followed by `next`, where there is one. Of a plain and a conditional
-    /// one there is none: whether the second applies depends on what the first has made.
+    /// One change equal to this one followed by `next`, if there is one. There is none for a plain and a conditional
+    /// change, because the result of the first decides whether the second applies.
     fn then(&self, next: &ValueChange, merge: &dyn Merge) -> Option<ValueChange> {
         let op = match (self.if_present, next.if_present) {
             (false, false) => merge.combine(&self.op, &next.op),
@@ -92,7 +92,7 @@ impl ValueChanges {
         }
     }
 
-    /// These followed by `newer`, with neighbours made one where `merge` can. Cost: in proportion to `newer`.
+    /// These changes followed by `newer`; neighbours are combined where `merge` can. Cost: in proportion to `newer`.
     fn then(mut self, newer: ValueChanges, merge: &dyn Merge) -> ValueChanges {
         newer.iter().for_each(|next| self.add(next, merge));
         self

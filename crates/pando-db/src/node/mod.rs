@@ -62,7 +62,7 @@ pub(crate) struct Edge {
     pub child: Option<Target>,
     /// Pending messages, oldest layer first, in the node's local keys.
     pub layers: Vec<Layer>,
-    /// The child may hold more than is shown: it takes space for nothing, unless others show it.
+    /// The child may hold more than this edge shows, which takes space for nothing unless other edges show it.
     pub loose: bool,
 }
 
@@ -87,8 +87,8 @@ pub(crate) struct Layer {
     pub run: Run,
 }
 
-/// A message about a range of keys: all that is older is gone, and what `target` shows stands in
-/// its place. Without a target it is a RangeDelete, with one a Goto (FAST'20 section 3).
+/// A message about a range of keys: it deletes everything older there. Without a target it is a RangeDelete; with one
+/// it is a Goto, and shows the target in the range (FAST'20 section 3).
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct RangeMsg {
     pub span: Span,
@@ -217,7 +217,7 @@ impl Node {
         }
     }
 
-    /// The same, to change where pages are.
+    /// The pages, to change their places.
     pub fn pages_mut(&mut self) -> Box<dyn Iterator<Item = &mut PageRef> + '_> {
         match &mut self.body {
             Body::Leaf(run) => Box::new(run.pages.iter_mut()),
@@ -434,7 +434,7 @@ impl PageRef {
             && span.hi.as_ref().is_none_or(|hi| compare_joined(&self.prefix, &self.first, hi).is_lt())
     }
 
-    /// The same page seen through `lens`: only the prefix changes.
+    /// The page with its keys mapped by `lens`: only the prefix changes.
     pub fn through(mut self, lens: &Lens) -> Self {
         self.prefix = lens.apply_shared(&self.prefix);
         self
@@ -468,7 +468,7 @@ impl PageRef {
         }
     }
 
-    /// The same, where all entries before `from` are known to lie below `key`.
+    /// [`PageRef::search`], if all entries before `from` are known to lie below `key`.
     pub fn search_from(&self, page: &Page, from: usize, key: &[u8]) -> usize {
         match key.strip_prefix(&self.prefix[..]) {
             Some(suffix) => page.search_from(from, suffix),

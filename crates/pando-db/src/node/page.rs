@@ -32,7 +32,7 @@ pub(crate) struct Page {
     pure: bool,
     /// The entries follow each other without gaps, as [`Builder`] writes them.
     dense: bool,
-    /// Its bytes are a part of memory that others share: see [`Page::own`].
+    /// The bytes are a part of memory that other pages share: see [`Page::own`].
     lent: bool,
     /// Bound of the key suffixes of all messages that are no deletes.
     longest: Longest,
@@ -90,7 +90,7 @@ fn tag(head: u64, key: &[u8]) -> u8 {
     (mixed >> 56) as u8
 }
 
-/// An entry as it stands in its page.
+/// An entry as it is stored in its page.
 pub(crate) struct PageEntry<'a> {
     kind: u8,
     /// Key suffix.
@@ -204,7 +204,7 @@ impl Page {
         Some(PageEntry { kind: body[0], key, content: at + content_at..at + end })
     }
 
-    /// The same for an entry of any lengths.
+    /// Decodes an entry of any lengths.
     #[cold]
     fn long_entry(&self, at: usize) -> Option<PageEntry<'_>> {
         let body = self.data.get(at..self.table)?;
@@ -255,12 +255,12 @@ impl Page {
         prefetch(&self.data, at, len);
     }
 
-    /// The same page, whose bytes are a part of memory that others share.
+    /// Marks the page as one whose bytes are a part of memory that other pages share.
     pub fn lent(self) -> Page {
         Page { lent: true, ..self }
     }
 
-    /// True if its bytes are a part of memory that others share: then keeping the page keeps all of that memory.
+    /// True if the bytes are a part of memory that other pages share: then keeping the page keeps all of that memory.
     pub fn is_lent(&self) -> bool {
         self.lent
     }
@@ -283,8 +283,8 @@ impl Page {
         self.short_key(i).unwrap_or_else(|| self.entry(i).key)
     }
 
-    /// The same, without looking at the content: searches ask for many keys. `None` where the lengths
-    /// are not as short as they mostly are.
+    /// The key of an entry, without decoding its content, because searches need many keys. `None` if the lengths are
+    /// not as short as usual.
     #[inline]
     fn short_key(&self, i: usize) -> Option<&[u8]> {
         let at = self.offset(i)?;
@@ -310,13 +310,13 @@ impl Page {
         Msg::decode(entry.kind, self.data.slice(entry.content))
     }
 
-    /// Kind and content of the message of entry `i`, as they stand in the page: what [`Msg::decode`] takes.
+    /// Kind and content of the message of entry `i`, as stored in the page: the input of [`Msg::decode`].
     pub fn stored_msg(&self, i: usize) -> (u8, &[u8]) {
         let entry = self.entry(i);
         (entry.kind, &self.data[entry.content])
     }
 
-    /// Where entry `i` begins, or behind the last one what follows them all. Of a dense page.
+    /// The offset of entry `i` of a dense page, or for the number of entries their end.
     #[inline]
     fn start(&self, i: usize) -> usize {
         if i < self.count { self.offset(i).unwrap_or(self.table) } else { self.table }
@@ -340,7 +340,7 @@ impl Page {
         self.groups.get(i / GROUP_ENTRIES).map_or(0, |group| group.tags[i % GROUP_ENTRIES])
     }
 
-    /// True if every message is a `Put`, so that the page could stand in a leaf.
+    /// True if every message is a `Put`, so that the page may be in a leaf.
     pub fn is_pure(&self) -> bool {
         self.pure
     }
@@ -395,7 +395,7 @@ impl Page {
         self.search(suffix).0
     }
 
-    /// The same where it is known to lie in `range`, or right behind.
+    /// Searches for a suffix that is known to lie in `range`, or right behind it.
     fn search_in(&self, range: Range<usize>, suffix: &[u8]) -> (usize, bool) {
         let Range { start: mut low, end: mut high } = range;
         while low < high {

@@ -69,7 +69,7 @@ pub(crate) fn clip<T: Ranged>(messages: &[T], span: &Span) -> Vec<T> {
     inside.filter_map(|m| m.clipped(span)).collect()
 }
 
-/// What is left of `older` messages beside the ranges of `newer` ones. Both are disjoint and ascending.
+/// The parts of `older` messages outside the ranges of `newer` ones. Both are disjoint and ascending.
 pub(crate) fn cut<O: Ranged, N: Ranged>(older: &[O], newer: &[N]) -> Vec<O> {
     let mut left = Vec::with_capacity(older.len());
     for old in older {

@@ -34,7 +34,7 @@ impl Stored {
     }
 }
 
-/// The same node with pages that name their extent, fit to be taken over by a new version.
+/// The node with pages that name their extent, so that a new version can take them over.
 pub(crate) fn detach(node: &Node, home: &Stored) -> Result<Node> {
     let mut node = node.clone();
     for page in node.pages_mut() {
@@ -43,7 +43,7 @@ pub(crate) fn detach(node: &Node, home: &Stored) -> Result<Node> {
     Ok(node)
 }
 
-/// The same for one page.
+/// Makes one page name its extent.
 pub(crate) fn detach_page(page: &mut PageRef, home: &Stored) -> Result<()> {
     if let PageLoc::Home(segment) = page.loc {
         page.loc = PageLoc::Foreign(home.part(segment)?.clone(), Segment { part: 0, ..segment });

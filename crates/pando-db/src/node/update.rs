@@ -1,7 +1,7 @@
 //! Updates: messages that change every value in a range of keys and create none
 //! (range-upserts, what a recursive `chmod` becomes).
 //!
-//! Two rules make them cheap to carry. In a layer (and in the in-memory table)
+//! Two rules make them cheap to flush. In a layer (and in the memtable)
 //! a point is *complete*: it includes what the updates of its layer do to its
 //! key, so they apply only to keys without a point there. And updates are newer
 //! than the range messages of their layer, so a newer range message simply
@@ -43,8 +43,8 @@ impl UpdateMsg {
     }
 }
 
-/// One list of updates equal to `newer` over `older`. Both are disjoint and ascending. Pieces that touch
-/// and say the same become one.
+/// One list of updates equal to `newer` over `older`. Both are disjoint and ascending. Touching pieces with the same
+/// operations become one.
 pub(crate) fn compose(older: &[UpdateMsg], newer: &[UpdateMsg], merge: &dyn Merge) -> Vec<UpdateMsg> {
     if older.is_empty() || newer.is_empty() {
         return [older, newer].concat();

@@ -1,9 +1,9 @@
 //! The only module of the crate with `unsafe`: anonymous memory from the kernel, cut into allocations.
 //!
-//! What makes it sound: an [`Allocation`] is made by a [`Chunk`] only, which marks its units as taken, and these are
-//! marked free only by [`Chunk::give`], which takes the allocation away. So no two overlap. Memory that is given back
-//! to the kernel is taken as an allocation first, so no buffer has any of it. A chunk that is dropped while there are
-//! allocations of it leaks its memory.
+//! Why it is sound: only a [`Chunk`] makes an [`Allocation`], and marks its units as taken; only [`Chunk::give`]
+//! marks them free, and consumes the allocation. So no two allocations overlap. Memory that is returned to the kernel
+//! is first taken as an allocation, so no buffer has any of it. A chunk that is dropped while it has allocations
+//! leaks its memory.
 
 #![allow(unsafe_code)]
 
@@ -27,7 +27,7 @@ type Units = [u64; CHUNK_UNITS / 64];
 /// The free units that an allocation may be cut from.
 #[derive(Clone, Copy)]
 pub(crate) enum Free {
-    /// Those that are in memory: the kernel has not got them back.
+    /// Units in memory: they were not returned to the kernel.
     Idle = 0,
     Any = 1,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Chunk {
     map: ManuallyDrop<MmapMut>,
     base: NonNull<u8>,
     taken: Units,
-    /// Not taken and not in memory: never used, or given back to the kernel.
+    /// Units that are neither taken nor in memory: never used, or returned to the kernel.
     released: Units,
     taken_count: usize,
     released_count: usize,
@@ -44,7 +44,7 @@ pub(crate) struct Chunk {
     longest: [usize; 2],
 }
 
-// SAFETY: `base` points into `map`, which the chunk owns; no thread has a part of it of its own.
+// SAFETY: `base` points into `map`, which the chunk owns, and nothing in it is bound to a thread.
 unsafe impl Send for Chunk {}
 
 /// Bytes of a chunk that no other allocation has.
@@ -72,8 +72,8 @@ impl Allocation {
         self.len.div_ceil(UNIT_BYTES)
     }
 
-    /// Gives its memory back to the kernel, after which it reads as zeros. False if the kernel refuses, or if it is
-    /// not whole pages of the kernel's.
+    /// Returns the memory to the kernel, after which it reads as zeros. False if the kernel refuses, or if the
+    /// allocation is not whole pages of the kernel.
     pub fn release(&mut self) -> bool {
         let page = page_size();
         let whole_pages = self.address().is_multiple_of(page) && self.len.is_multiple_of(page);
@@ -96,7 +96,7 @@ impl Allocation {
 }
 
 impl Chunk {
-    /// A chunk of which no unit is taken, and none is in memory.
+    /// A new chunk: no unit is taken, and none is in memory.
     pub fn new() -> io::Result<Chunk> {
         let mut map = MmapMut::map_anon(CHUNK_BYTES)?;
         // Filling a new chunk costs more in page faults than in reading; a huge page needs one fault instead of
@@ -119,7 +119,7 @@ impl Chunk {
         self.base.addr().get()
     }
 
-    /// Number of units that no allocation has, and that the kernel has not got back.
+    /// Number of units that are free and in memory.
     pub fn idle(&self) -> usize {
         CHUNK_UNITS - self.taken_count - self.released_count
     }

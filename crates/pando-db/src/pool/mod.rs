@@ -69,7 +69,7 @@ pub(crate) fn buffer(len: usize) -> Buffer {
     Buffer::Pooled(Pooled(Some(allocation)))
 }
 
-/// The same with these bytes in it.
+/// An allocation with a copy of these bytes.
 pub(crate) fn copy(bytes: &[u8]) -> Bytes {
     if !is_pooled(bytes.len()) {
         return Bytes::copy_from_slice(bytes);

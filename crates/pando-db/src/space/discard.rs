@@ -1,12 +1,10 @@
-//! Giving free space back to the medium under the device.
+//! Discarding: returning free space to the medium under the device.
 //!
-//! Guarantees: only bytes that are free, and out of every list of free bytes
-//! while it happens, are discarded; afterwards they are raw, so that they are
-//! reserved again before anybody gets them. Free means that no [`crate::space::Extent`]
-//! holds them, and extents are held for everything that a crash at this moment
-//! could make recovery read (`docs/crash-safety.md`). What the caller wants to
-//! keep stays backed, or nothing is discarded at all: a full host could not
-//! give it again. One piece of bounded size a call; allocations that need the
+//! Guarantees: only free bytes are discarded, and they are in no list of free bytes meanwhile; afterwards they are
+//! raw, so that they are reserved again before they are allocated. Free means that no [`crate::space::Extent`] holds
+//! them, and extents are held for everything that a crash at this moment could make recovery read
+//! (`docs/crash-safety.md`). The bytes that the caller wants to keep stay backed, or nothing is discarded, because a
+//! full host could not back them again. Each call discards one piece of bounded size; allocations that need the
 //! device wait for it, others do not.
 
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +16,7 @@ use crate::{
 
 /// Smallest range worth a discard, in bytes; a power of two.
 const MIN_DISCARD_BYTES: u64 = 64 << 10;
-/// Most bytes in use that one discard gives back.
+/// Most bytes that were in use and that one discard returns.
 const MAX_USED_DISCARD_BYTES: u64 = 64 << 20;
 /// Most bytes of which nothing is known, and which cost little if they are a hole already.
 const MAX_UNKNOWN_DISCARD_BYTES: u64 = 1 << 30;
@@ -28,9 +26,9 @@ const MAX_UNKNOWN_DISCARD_BYTES: u64 = 1 << 30;
 pub struct Discarding {
     /// Free bytes that stay backed.
     pub keep: u64,
-    /// Beside them as much as was allocated lately: it would only be reserved again.
+    /// Keeps also as many bytes as were allocated recently, because these would soon be reserved again.
     pub expect_more: bool,
-    /// All of it, in pieces down to a block, in turn: for tests.
+    /// Discards everything, in pieces down to a block, in turn: for tests.
     pub eager: bool,
 }
 
@@ -39,7 +37,7 @@ pub struct Discarding {
 pub(crate) struct Progress {
     /// Raw bytes below this have been discarded since the space was opened.
     swept: u64,
-    /// Where an eager search goes on.
+    /// Where an eager search continues.
     eager_from: u64,
     /// Bytes allocated when the last round began.
     allocated: u64,
@@ -106,7 +104,7 @@ impl Space {
             }
             state.backed.total() >= keep
         };
-        // Of what could be discarded some may be needed for that.
+        // Some of the bytes that could be discarded may be needed for that.
         if !backed && !self.back_total(keep).inspect_err(|_| self.no_discards.store(true, Relaxed))? {
             return Ok(false);
         }
@@ -181,7 +179,7 @@ impl SpaceState {
         None
     }
 
-    /// Takes a piece out of all lists, so that nobody else gets it.
+    /// Removes a piece from all lists, so that it cannot be allocated.
     fn take_out(&mut self, piece: &DiscardRange) {
         let end = piece.offset + piece.len;
         match piece.was {

@@ -69,7 +69,8 @@ pub struct Space {
 
 /// A range of the device that its holder owns, or several ([`scattered`]). Dropping it frees them.
 pub struct Extent {
-    /// First byte on the device, a multiple of [`BLOCK`]; of the directory, where it is scattered. Not to be changed.
+    /// First byte on the device, a multiple of [`BLOCK`]; for a scattered extent, that of its directory. Not to be
+    /// changed.
     pub offset: u64,
     /// Length in bytes, a multiple of [`BLOCK`]. Not to be changed.
     pub len: u64,
@@ -89,9 +90,9 @@ struct SpaceState {
     free: FreeRanges,
     /// Promised by the device.
     backed: FreeRanges,
-    /// Not promised.
+    /// Free bytes that the medium has not promised.
     raw: FreeRanges,
-    /// Those of `raw` that were in use: the medium holds them, in all likelihood.
+    /// Bytes of `raw` that were in use: the medium probably still holds them.
     stale: FreeRanges,
     /// Bytes in none of these while they are being discarded.
     discarding: u64,
@@ -185,7 +186,7 @@ impl Space {
 
     fn adopt_as(self: &Arc<Self>, offset: u64, len: u64, shared: bool) -> Result<Arc<Extent>> {
         self.adopt_range(offset, len)?;
-        // Whether the medium has promised all of it nobody has asked: a copied image may have holes.
+        // It is unknown whether the medium has promised all of it: a copied image may have holes.
         Ok(self.extent(offset, len, shared, false))
     }
 
@@ -244,13 +245,13 @@ impl Space {
         Ok(self.extent(self.take(len)?, len, false, true))
     }
 
-    /// The same, for pages that several nodes may come to own.
+    /// An extent for pages that several nodes may come to own.
     pub fn allocate_shared(self: &Arc<Self>, len: u64) -> Result<Arc<Extent>> {
         let len = blocks(len)?;
         Ok(self.extent(self.take(len)?, len, true, true))
     }
 
-    /// The same for both, side by side: one for a single owner, and behind it one for pages.
+    /// Both side by side: an extent for a single owner, and behind it one for pages.
     pub fn allocate_both(self: &Arc<Self>, own: u64, shared: u64) -> Result<(Arc<Extent>, Arc<Extent>)> {
         let (own, shared) = (blocks(own)?, blocks(shared)?);
         let offset = self.take(own.checked_add(shared).ok_or(Error::NoSpace)?)?;
@@ -296,7 +297,7 @@ impl Space {
         self.end_now.load(Relaxed)
     }
 
-    /// The state, of which the sizes are published when it is let go.
+    /// The locked state. Its sizes are published when it is unlocked.
     fn state(&self) -> LockedSpace<'_> {
         LockedSpace { space: self, state: self.state.lock() }
     }
@@ -336,7 +337,7 @@ impl Space {
         self.back_total(bytes)
     }
 
-    /// The same for a caller who holds `raising`.
+    /// Backs `bytes` in all, for a caller that holds `raising`.
     fn back_total(&self, bytes: u64) -> Result<bool> {
         loop {
             let (missing, stale, run) = {
@@ -418,8 +419,8 @@ impl Space {
         let step = self.step(&self.state());
         let mut at = self.start;
         for _ in 0..MAX_LOOKED_RANGES {
-            // Reserved bytes that were never written the medium does not tell of; they are where
-            // the used ones end.
+            // The medium does not report reserved bytes that were never written; they begin at the end of the used
+            // ones.
             let Some((start, len)) = raw(at) else { break };
             if self.reserve(start, BLOCK)? > 0 {
                 self.state().promised(start, BLOCK);
@@ -446,7 +447,7 @@ impl Space {
         Ok(true)
     }
 
-    /// Backs bytes that were in use before; whether the device gave any. They are not stale any more.
+    /// Backs bytes that were in use before, which are then not stale any more. Returns whether the device backed any.
     fn back_stale(&self, offset: u64, len: u64) -> Result<bool> {
         let backed = self.reserve(offset, len)?;
         let mut state = self.state();

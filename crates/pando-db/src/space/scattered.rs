@@ -31,7 +31,7 @@ impl Extent {
         self.ranges.iter().cloned().chain(whole)
     }
 
-    /// All that it owns.
+    /// All ranges that the extent owns.
     pub fn owned(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         let directory = self.is_scattered().then(|| self.offset..self.offset + BLOCK);
         directory.into_iter().chain(self.ranges())
@@ -111,7 +111,7 @@ impl Space {
             ranges.iter().fold(own, |done, range| {
                 done.and_then(|()| self.adopt_range(range.start, range.end.saturating_sub(range.start)))
             })?;
-            // Whether the medium has promised all of it nobody has asked: a copied image may have holes.
+            // It is unknown whether the medium has promised all of it: a copied image may have holes.
             Ok(self.extent_of(offset, len, ranges.clone(), shared, false))
         };
         match shared {

@@ -38,7 +38,7 @@ use crate::{
     },
 };
 
-/// First byte of a record about a group whose values stand in it.
+/// First byte of a record about a group that has its values inside.
 pub(crate) const INLINE: u8 = 2;
 /// First byte of a record about a group that lies in extents.
 pub(crate) const EXTENTS: u8 = 3;
@@ -126,8 +126,8 @@ impl Bulk {
     /// Writes the values as pages. `None` if there is no place for them outside the log.
     fn write(&self, group: &Group, max_payload: usize) -> Result<Option<Placed>> {
         let mut order: Vec<usize> = (0..group.values.len()).collect();
-        // Of the values of one key the last is newest; the others, behind all, nobody will ask for
-        // unless a crash cuts the log between them.
+        // Of the values of one key the last is the newest. The others go behind all values: they are needed only if a
+        // crash cuts the log between them.
         let newest: HashMap<&Bytes, usize> =
             group.values.iter().enumerate().map(|(i, (key, _))| (key, i)).collect();
         order.sort_by_key(|&i| {
@@ -237,7 +237,7 @@ struct Writer<'a> {
 
 #[derive(Default)]
 struct PackedValues {
-    /// Of the extent under construction.
+    /// The pages of the extent under construction.
     open: Vec<PackedPage>,
     /// Bytes of it.
     len: usize,
@@ -364,7 +364,7 @@ impl Writer<'_> {
     }
 }
 
-/// The groups that the records of a log tell of, for replay.
+/// The groups that the records of a log name, for replay.
 #[derive(Default)]
 pub(crate) struct Groups {
     inline: HashMap<(u64, u32), Bytes>,
@@ -377,7 +377,7 @@ pub(crate) struct Groups {
 #[derive(Default)]
 struct ReadPages {
     pages: HashMap<(u64, usize), Page>,
-    /// The same, the oldest first, with their raw length in bytes.
+    /// The same groups, the oldest first, with their raw length in bytes.
     order: VecDeque<((u64, usize), u64)>,
     bytes: u64,
 }
@@ -406,7 +406,7 @@ struct PlacedGroup {
     pages: Vec<(usize, Segment, u32)>,
     /// Number of a value to page and entry.
     places: HashMap<u32, (usize, usize)>,
-    /// Once somebody has asked for one of its values.
+    /// Set when a value of the group is first read.
     adopted: Option<Vec<Arc<Extent>>>,
 }
 
@@ -456,8 +456,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Owns what a group lies in, if it is anywhere: before anything else is allocated.
-    /// [`Error::Corrupt`] if the space it claims is somebody else's.
+    /// Takes ownership of the extents of a group, if it was placed. Called before anything else is allocated.
+    /// [`Error::Corrupt`] if its space has another owner.
     pub fn adopt(&mut self, id: u64, space: &Arc<Space>) -> Result<()> {
         let Some(group) = self.placed.get_mut(&id).filter(|group| group.adopted.is_none()) else {
             return Ok(());
@@ -496,7 +496,7 @@ impl Groups {
                 .and_then(Page::parse)
             {
                 Ok(page) => self.read.keep((id, at), page, raw.into()),
-                // Not written when the crash came.
+                // The group was not written when the crash came.
                 Err(Error::Corrupt { .. }) => return Ok(None),
                 Err(error) => return Err(error),
             }

@@ -8,6 +8,6 @@ pub(crate) struct CacheKey {
     pub offset: u32,
 }
 
-/// Without random keys: what is evicted, and so what is read, follows from what was done. The numbers
-/// hashed are the store's own; nobody chooses them.
+/// A hash without random keys, so that evictions, and therefore reads, are deterministic. Only numbers of the store
+/// itself are hashed, which no attacker chooses.
 pub(crate) type Hashing = foldhash::fast::FixedState;

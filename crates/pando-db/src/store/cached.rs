@@ -15,15 +15,15 @@ const CACHED_ITEM_BYTES: u64 = 128;
 /// Whether the cache learns of the pages that a request brings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Keep {
-    /// Of all.
+    /// Keep all pages.
     Always,
-    /// Of those that were read this way before: see `GhostList`.
+    /// Keep pages that were read in this way before: see `GhostList`.
     Again,
-    /// Of none.
+    /// Keep none.
     Never,
-    /// When somebody asks for them: see `InFlight`.
+    /// Keep pages when a thread asks for them: see `InFlight`.
     Ahead,
-    /// The same, and all of them are asked for now: for a caller above whom something else keeps what it reads.
+    /// As `Ahead`, and the caller takes all of them now: for a caller above which something else caches what it reads.
     Once,
 }
 

@@ -5,7 +5,7 @@
 //!
 //! Guarantees: of the threads that want a piece at the same time which is not in the cache, one reads it and the
 //! others wait for that ([`InFlight::claim`]). A page that was read ahead stays until a thread asks for it, however
-//! full the cache is, unless more pages were read ahead than have room here ([`InFlight::with_room`]), and then until
+//! full the cache is, unless more pages were read ahead than have room here ([`InFlight::with_limit`]), and then until
 //! [`PASSING_BYTES`] of other pages have followed it. A thread that holds a claim waits for no other, so there is no
 //! deadlock. Takes no lock over I/O. May use: pages.
 
@@ -28,7 +28,7 @@ use crate::{
 
 /// Most memory of pages that were asked for and stay, in bytes.
 const PASSING_BYTES: u64 = 8 << 20;
-/// The same as a part (1/n) of the room for pages that are read ahead.
+/// The same as a part (1/n) of the limit for pages that are read ahead.
 const PASSING_SHARE: u64 = 4;
 
 /// Places in the order of pages read ahead that may be out of date before they are looked through.
@@ -38,9 +38,9 @@ const STALE_PLACES: usize = 64;
 enum Slot {
     /// Somebody reads it, and so many threads wait for that.
     Reading(usize),
-    /// It was read ahead; `once`: and is asked for once as a rule.
+    /// The page was read ahead; with `once` it is mostly needed once only.
     Ahead { page: Arc<Page>, once: bool },
-    /// It was read ahead, and has been asked for.
+    /// The page was read ahead, and a thread has taken it.
     Passing(Arc<Page>),
 }
 
@@ -61,15 +61,15 @@ pub(super) struct InFlight {
     ended: Condvar,
     /// Memory of the pages read ahead, and how much there may be, in bytes.
     held: AtomicU64,
-    room: AtomicU64,
+    limit: AtomicU64,
 }
 
 /// What [`InFlight::claim`] has come to.
 pub(super) enum Claimed<'i> {
-    /// It was read ahead. [`InFlight::taken`] is to be called when it is where others find it. If it is asked for
-    /// `once`, [`InFlight::retire`] may be called instead.
+    /// The page was read ahead. The caller calls [`InFlight::taken`] when it is in the cache. With `once` it may call
+    /// [`InFlight::retire`] instead.
     Ahead { page: Arc<Page>, once: bool },
-    /// It was read ahead, and was not worth a place in the cache.
+    /// The page was read ahead, and is not cached.
     Passing(Arc<Page>),
     /// Somebody was reading it and has come to an end: it may be in the cache now.
     Ended,
@@ -84,9 +84,9 @@ pub(super) struct Claim<'i> {
 }
 
 impl InFlight {
-    /// With room for so many bytes of pages that are read ahead.
-    pub fn with_room(bytes: u64) -> Self {
-        Self { room: bytes.into(), ..Self::default() }
+    /// At most `bytes` bytes of pages that are read ahead are kept.
+    pub fn with_limit(bytes: u64) -> Self {
+        Self { limit: bytes.into(), ..Self::default() }
     }
 
     /// Memory of pages that were read ahead, in bytes.
@@ -95,11 +95,11 @@ impl InFlight {
     }
 
     /// Memory that pages read ahead may have, in bytes.
-    pub fn room(&self) -> u64 {
-        self.room.load(Relaxed)
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Relaxed)
     }
 
-    /// Asks for a piece that is not in the cache. Waits while somebody reads it.
+    /// Claims a piece that is not in the cache. Waits while another thread reads it.
     pub fn claim(&self, key: CacheKey) -> Claimed<'_> {
         let mut state = self.state.lock();
         match state.slots.get(&key) {
@@ -124,8 +124,8 @@ impl InFlight {
         }
     }
 
-    /// Claims the first of `keys`, and those behind it up to one that somebody reads or that was read ahead.
-    /// Waits for nobody.
+    /// Claims the first of `keys`, and those behind it up to one that another thread reads or that was read ahead.
+    /// Never waits.
     pub fn claim_first(&self, keys: impl Iterator<Item = CacheKey>) -> Claim<'_> {
         let mut state = self.state.lock();
         let mut claim = Claim { of: self, keys: Vec::new() };
@@ -139,7 +139,7 @@ impl InFlight {
         claim
     }
 
-    /// Whether somebody reads the piece, or it was read ahead.
+    /// Whether a thread reads the piece, or it was read ahead.
     pub fn knows(&self, key: &CacheKey) -> bool {
         self.state.lock().slots.contains_key(key)
     }
@@ -157,7 +157,7 @@ impl InFlight {
         }
     }
 
-    /// A page that was read ahead has been asked for, and goes when others have been.
+    /// Notes that a page that was read ahead was taken: it is dropped when enough other pages were taken.
     pub fn retire(&self, key: CacheKey) {
         let mut gone = Vec::new();
         let mut state = self.state.lock();
@@ -168,7 +168,7 @@ impl InFlight {
         state.passing_bytes += page.memory() as u64;
         *slot = Slot::Passing(page);
         state.passing.push_back(key);
-        let most = PASSING_BYTES.min(self.room() / PASSING_SHARE);
+        let most = PASSING_BYTES.min(self.limit() / PASSING_SHARE);
         while state.passing_bytes > most
             && let Some(page) = state.forget_passing()
         {
@@ -226,13 +226,13 @@ impl Claim<'_> {
             awaited |= matches!(before, Some(Slot::Reading(1..)));
             state.order.push_back(key);
         }
-        while held > self.of.room()
+        while held > self.of.limit()
             && let Some(page) = state.forget_passing()
         {
             held -= page.memory() as u64;
             gone.push(page);
         }
-        while held > self.of.room()
+        while held > self.of.limit()
             && let Some(oldest) = state.order.pop_front()
         {
             if let Some(Slot::Ahead { page, .. }) = state.slots.get(&oldest) {
@@ -254,7 +254,7 @@ impl Claim<'_> {
 }
 
 impl InFlight {
-    /// Ends the reads that are not kept by then.
+    /// Ends claims whose pieces were not stored.
     fn end(&self, keys: &[CacheKey]) {
         if keys.is_empty() {
             return;

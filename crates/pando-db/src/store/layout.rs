@@ -204,7 +204,7 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
     struct UsedExtent<'a> {
         extent: &'a Arc<Extent>,
         used: u64,
-        /// The same without compression.
+        /// The same bytes without compression.
         raw: u64,
         /// Behind its last page; `None` once it is not a run any more.
         end: Option<u32>,

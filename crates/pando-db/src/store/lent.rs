@@ -1,12 +1,11 @@
-//! Pages in the memory that the device has read them into.
+//! Lent pages: cached pages in the memory into which the device has read them.
 //!
-//! What goes past the page cache of the host is read into aligned memory, and a page would have to be copied out of it,
-//! into memory that is new to the process: both together cost more than the read. Pages that come by one request and
-//! go together may stay where they are. But one of them that stays keeps the memory of all, so it is counted here, and
-//! there is a bound to it.
+//! Direct I/O reads into aligned memory, from which a page would have to be copied into new memory: allocation and
+//! copy together cost more than the read. Pages that come by one request and are dropped together may stay in that
+//! memory. But one remaining page keeps the memory of all, so this memory is counted here, and bounded.
 //!
-//! Guarantees: what is lent at a time is no more than the caller allows, but for the requests that others make at the
-//! same moment. Uses the device. Knows nothing of caches.
+//! Guarantee: lent memory does not exceed the caller's limit, except by requests that are made at the same moment.
+//! Uses the device. Knows nothing of caches.
 
 use std::sync::{
     Arc,

@@ -2,9 +2,9 @@
 //!
 //! What is dirty lives in the table's entries; what is clean is read from its extent, verified against the checksum
 //! that its referrer holds, and kept in a cache with a budget in bytes whose units are single headers and pages.
-//! Beside them it keeps small entries of pages that point queries had to read ([`RowCache`]), so that what is small and
-//! hot does not need its page. Cache keys are extent ids, which are never reused within a process, so a cached piece is
-//! never taken for one of another time. Takes no lock over I/O.
+//! Beside them it keeps small entries of pages that point queries had to read ([`RowCache`]), so that a small hot
+//! value does not keep its page in memory. Cache keys are extent ids, which are never reused within a process, so a
+//! cached piece is never taken for a later one at the same place. Takes no lock over I/O.
 
 mod admit;
 pub(crate) mod described;
@@ -145,7 +145,7 @@ impl Pager {
             rows: RowCache::new(budget / ROW_SHARE, page_target),
             rows_noted: 0.into(),
             row_bytes: 0.into(),
-            in_flight: InFlight::with_room(budget / IN_FLIGHT_SHARE),
+            in_flight: InFlight::with_limit(budget / IN_FLIGHT_SHARE),
             ahead_bytes: 0.into(),
             written: None,
             sequences: Sequences::default(),
@@ -201,7 +201,7 @@ impl Pager {
         self.cache.set_capacity(budget - rows - ahead);
     }
 
-    /// The same if the memory of pages that were read ahead has changed enough.
+    /// Adapts the cache's limit if the memory of pages that were read ahead has changed enough.
     fn share_with_pages_ahead(&self) {
         if self.in_flight.held().abs_diff(self.ahead_bytes.load(Ordering::Relaxed))
             > self.budget() / BUDGET_STEP_SHARE
@@ -211,8 +211,8 @@ impl Pager {
     }
 
     /// Memory that pages may have which are read ahead, in bytes.
-    pub fn room_ahead(&self) -> u64 {
-        self.in_flight.room()
+    pub fn max_readahead_bytes(&self) -> u64 {
+        self.in_flight.limit()
     }
 
     /// Notes an entry of a page that had to be read for it.
@@ -333,7 +333,7 @@ impl Pager {
         if limit == 0 {
             return;
         }
-        // Not into the cache, where pages that were not asked for yet are evicted first.
+        // Not into the cache, which evicts pages first that no thread has used yet.
         let read = self.read_side_by_side(home, pages.iter(), limit, Keep::Ahead);
         let last = pages.get(read.len().wrapping_sub(1)).and_then(|page| Wanted::of(home, page));
         if let Some(last) = last {
@@ -426,8 +426,8 @@ impl Pager {
     ) -> Vec<(PageId, Arc<Page>)> {
         let limit = limit.min((self.budget() / AHEAD_SHARE) as usize);
         let mut wanted = side_by_side(home, pages.take_while(|page| !self.is_cached(home, page)), limit);
-        // What others read, or have read ahead, is not read once more. A scan that reads for itself alone does not
-        // let others wait.
+        // A piece that another thread reads, or has read ahead, is not read again. A scan that reads only for itself
+        // makes no other thread wait.
         let shared = matches!(keep, Keep::Always | Keep::Ahead);
         let mut claim = self.in_flight.claim_first(wanted.iter().map(|wanted| wanted.key).filter(|_| shared));
         if shared {
@@ -441,7 +441,7 @@ impl Pager {
             return Vec::new();
         }
         let bytes: u64 = wanted.iter().map(|wanted| u64::from(wanted.page.raw)).sum();
-        // Above a store with a bound for what is written somebody else keeps what is read as well.
+        // If the store has a bound for written pages, there is a cache above it, which keeps what is read as well.
         let once = self.written.is_some() && bytes >= MIN_ONCE_BYTES;
         let keep = if once && keep == Keep::Always { Keep::Once } else { keep };
         let read = self.read_all(&wanted, keep);
@@ -487,7 +487,7 @@ impl Pager {
         let first = pages.peek().and_then(|page| place(None, page));
         let wanted = side_by_side(None, pages, limit);
         if wanted.is_empty() {
-            // It may lie in several places.
+            // The header may lie in several places.
             let (extent, segment) =
                 first.ok_or_else(|| Error::corrupt("node page", 0, "a page of no known extent"))?;
             let stored = scattered::read(&*self.device, extent, segment.offset.into(), segment.len).ok();
@@ -519,11 +519,11 @@ impl Pager {
         PageId::of(home, page).is_some_and(|PageId(key)| self.cache.peek(&key).is_some())
     }
 
-    /// Reads pages that lie side by side with one request, in order of their places. One that is damaged ends
-    /// it; what lies before is good.
+    /// Reads pages that lie side by side with one request, in the order of their places. A damaged page ends the
+    /// result; those before it are good.
     fn read_all(&self, wanted: &[Wanted<'_>], keep: Keep) -> Vec<(PageId, Arc<Page>)> {
         let lent = match keep {
-            Keep::Ahead | Keep::Once => self.lender.read(wanted, self.in_flight.room() / LENT_SHARE),
+            Keep::Ahead | Keep::Once => self.lender.read(wanted, self.in_flight.limit() / LENT_SHARE),
             _ => None,
         };
         let is_lent = lent.is_some();

@@ -1,11 +1,11 @@
 //! A cache of single entries of stored pages: what a point query found in a page, or that it found nothing.
 //!
-//! A small value that is read often would else keep a whole page in memory, 300 times its size. An entry is
-//! named by the place of its page (the number of the extent, which is never used again within a process, and
-//! the offset in it) and by the key as it stands in the page. Stored pages never change. So no write, clone
-//! or delete has to take anything out: a changed key is met in another page or in a table in memory before,
-//! and what nothing asks for any more ages out. All paths to a shared page share its entries. Memory: what
-//! [`RowCache::weight`] says, at most what it was given. Takes no lock over I/O. May use: messages.
+//! Otherwise a small value that is read often would keep a whole page in memory, 300 times its size. An entry is
+//! identified by the place of its page (the number of the extent, which is never reused within a process, and the
+//! offset in it) and by the key as stored in the page. Stored pages never change. So no write, clone or delete has to
+//! invalidate anything: a query finds a changed key first, in another page or in a memtable, and unused entries are
+//! evicted. All paths to a shared page share its entries. Memory: [`RowCache::weight`], at most the given limit.
+//! Takes no lock over I/O. May use: messages.
 
 use std::hash::Hash;
 
@@ -38,7 +38,7 @@ struct RowKey {
     suffix: Box<[u8]>,
 }
 
-/// The same, borrowed, for a lookup.
+/// A borrowed identifier, for a lookup.
 struct RowRef<'k> {
     page: CacheKey,
     suffix: &'k [u8],
@@ -63,7 +63,7 @@ impl Equivalent<RowKey> for RowRef<'_> {
     }
 }
 
-/// A message as it stands in a page; `None`: the page has none about the key.
+/// A message as stored in a page; `None` if the page has none about the key.
 type Row = Option<(u8, Box<[u8]>)>;
 
 #[derive(Clone)]

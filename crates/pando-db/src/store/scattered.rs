@@ -1,4 +1,4 @@
-//! Extents on the device: how they are named there, and how their bytes are written and read where they are in several
+//! Scattered extents on the device: how they are named, and how their bytes are written to and read from several
 //! ranges (`space::scattered`).
 //!
 //! An extent is named by its offset and its length. One in several ranges has [`SCATTERED`] set in the length, and the

@@ -1,10 +1,11 @@
-//! Reads of leaf pages one after the other: found out by where they lie, so that the next ones come with one request.
-//! A program that reads many small values in the order of their keys, each by a query of its own (as when it reads
-//! the files of a directory), asks for page after page of the same leaf. On a device without a cache of its own
-//! below, each would be a request. After [`MIN_READS`] pages that lie behind each other a read brings what follows as
-//! well, the longer the more ([`Sequences::missed`]), as with files: at most twice what is wanted, if it goes on. A
+//! Sequential reads of leaf pages, recognised by their places, so that the next pages are read with one request. A
+//! program that reads many small values in the order of their keys, each by a query of its own (as when it reads the
+//! files of a directory), asks for page after page of the same leaf. On a device without a cache of its own below,
+//! each would be a request. After [`MIN_READS`] pages that lie behind each other a read brings what follows as well,
+//! the longer the more ([`Sequences::missed`]), as with files: at most twice what is wanted, if it goes on. A
 //! sequence goes on in another leaf where it came to the end of one and somebody begins with the first page of
-//! another. Some are followed at a time: a lookup and a read of a file go on in different places.
+//! another. Several sequences are followed at a time, because a lookup and a read of a file continue in different
+//! places.
 //!
 //! Deterministic, no I/O. One short lock for each page that has to be read. May use nothing.
 

@@ -1,14 +1,11 @@
 //! The superblock: the one place from which everything in a store is found.
 //!
-//! Two slots of one block each, at bytes 0 and 4096. A superblock of
-//! generation g lives in slot g % 2, so that writing a new one never touches
-//! the newest durable one: a crash leaves one of the two. When a new one is
-//! durable it is written to the other slot too, as the next generation
-//! ([`commit`]): from then on either slot may rot, and the other says the same.
-//! Reading is total: a hostile image yields an error or fields that passed
-//! [`Superblock::check`]; a slot that does not verify is told of ([`Slots`]).
-//! Of the rest of the store it knows the places only that it names: of the
-//! log, the table and scattered extents.
+//! Two slots of one block each, at bytes 0 and 4096. A superblock of generation g lives in slot g % 2, so that
+//! writing a new one never touches the newest durable one: a crash leaves one of the two. When a new one is durable
+//! it is written to the other slot too, as the next generation ([`commit`]): from then on either slot may rot, and
+//! the other says the same. Reading is total: a hostile image yields an error or fields that passed
+//! [`Superblock::check`]; a slot that does not verify is reported ([`Slots`]). Of the rest of the store this module
+//! knows only the places that it names: those of the log, the table and scattered extents.
 //!
 //! Layout, little-endian; bytes not named are zero. Magic, version, generation
 //! and checksum keep their places in every version of the format.

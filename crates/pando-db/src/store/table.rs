@@ -25,7 +25,7 @@ use crate::{
 const SLOT_BITS: u32 = 6;
 pub(crate) const SLOTS: usize = 1 << SLOT_BITS;
 const LEAF_MAGIC: u32 = u32::from_le_bytes(*b"PTBK");
-/// Of a page without bounds of keys, as stores had them before these were kept.
+/// Magic of a page without key bounds, from versions that did not store these.
 const LEAF_MAGIC_WITHOUT_BOUNDS: u32 = u32::from_le_bytes(*b"PTBL");
 const INNER_MAGIC: u32 = u32::from_le_bytes(*b"PTBI");
 const LEAF_ENTRY_BYTES: usize = 4 + 1 + BOUND_BYTES + 4 + 8 + 1;
@@ -61,7 +61,7 @@ impl Entry {
 pub(crate) enum Loc {
     /// Changed since the last checkpoint.
     Dirty(Arc<Node>),
-    /// As the last checkpoint wrote it.
+    /// The node as the last checkpoint wrote it.
     Stored(Arc<Stored>),
 }
 
@@ -84,7 +84,7 @@ impl Home {
     }
 }
 
-/// The same as it stands on the device.
+/// The entry as it is stored on the device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageAddress {
     pub offset: u64,
@@ -252,8 +252,8 @@ impl Table {
         self.root.as_ref()?.home.as_ref()
     }
 
-    /// The same table with every node stored (by `store`) and every page written by `write`.
-    /// What has a home already is shared, not visited.
+    /// The table with every node stored by `store` and every page written by `write`. Parts that are stored already
+    /// are shared, and not visited.
     pub fn persist(&self, store: &mut StoreNode<'_>, write: &mut WritePage<'_>) -> Result<Table> {
         let root = match &self.root {
             Some(root) => Some(persist_page(root, self.depth - 1, 0, store, write)?),
@@ -506,7 +506,7 @@ fn get_entry(
     let mut parts = Vec::with_capacity(number);
     for _ in 0..number {
         let place = (input.get_u64_le(), input.get_u32_le());
-        // Those behind the first may be other nodes' as well.
+        // The extents behind the first may belong to other nodes as well.
         parts.push(scattered::adopt(device, space, place, !parts.is_empty())?);
     }
     if header_len == 0 || u64::from(header_len) > parts[0].len || header_len > MAX_HEADER_BYTES {

@@ -1,11 +1,10 @@
-//! What could not be read: the places of headers and pages whose last read failed or did not fit its
-//! checksum.
+//! Unreadable places: headers and pages whose last read failed or did not match its checksum.
 //!
-//! Structural work asks before it begins something that it could not end, so one bad page does not stop a
-//! store: what waits for it goes on waiting, and everything else goes on. Nothing of it is stored; whoever
-//! meets such a place again after a reopen notes it again, and a read that succeeds strikes it out. Costs
-//! nothing where nothing is bad. Memory: two words a place, [`MAX_PLACES`] places; beyond that all are
-//! forgotten, and those found again that matter.
+//! Structural work checks this list before it begins something that it could not complete, so one bad page does not
+//! stop a store: messages for it wait, and everything else continues. The list is not stored: after a reopen the next
+//! read notes such a place again, and a read that succeeds removes it. Without damage this costs nothing. Memory: two
+//! words for each place, at most [`MAX_PLACES`] places; beyond that all are forgotten, and noted again when they are
+//! read.
 
 use std::{
     collections::HashSet,

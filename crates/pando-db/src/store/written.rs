@@ -1,7 +1,7 @@
-//! Which pages of large values were written last, and not read since.
-//! A program that writes much in one go seldom reads it again soon, and in a mount the kernel keeps it anyway. Such
-//! pages would fill the cache with memory that is new to the process, which costs more than the rest of a write. So
-//! they may have a bound, as 2Q has one for pages that were asked for once (Johnson and Shasha, VLDB 1994, `A1in`).
+//! The pages of large values that were written last, and not read since. A program that writes much data at once
+//! seldom reads it again soon, and for a mount the kernel caches it anyway. Such pages would fill the cache with new
+//! memory, which costs more than the rest of a write. So their memory may be bounded, as 2Q has one for pages that
+//! were asked for once (Johnson and Shasha, VLDB 1994, `A1in`).
 //!
 //! Pages of a value or two are those of a large file. Of these much comes at once, and it costs one request to read
 //! many of them, so they have an eighth of the bound, and the rest is left to pages of many values.
@@ -21,7 +21,7 @@ const FEW_VALUES: usize = 2;
 /// The order in which pages were written, with their memory in bytes.
 pub(super) struct Written {
     most_bytes: u64,
-    /// Of pages of many values, and of those of few.
+    /// The order of pages of many values, and that of pages of few.
     orders: [Mutex<Order>; 2],
 }
 

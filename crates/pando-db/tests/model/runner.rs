@@ -207,7 +207,7 @@ impl Runner {
         let mut batch = pando_db::Batch::new();
         // In runs, so that several are made one, and long enough apart that others are not.
         if self.coverage.get("batches") / 16 % 2 == 1 {
-            batch.joinable();
+            batch.may_coalesce();
         }
         ops.iter().for_each(|op| {
             batch.push(op.clone());
@@ -543,7 +543,7 @@ impl Runner {
         self.coverage.reach("pending range-upserts", stats.updates_pending);
         self.coverage.add("seen: reclaimable nodes", u64::from(stats.reclaimable_nodes > 0));
         self.coverage.reach("checkpoints of one run", stats.checkpoints);
-        self.coverage.reach("batches joined since open", stats.batches_joined);
+        self.coverage.reach("batches coalesced since open", stats.batches_coalesced);
         Ok(())
     }
 

@@ -1,9 +1,9 @@
-//! What the rooms of the engine may import.
+//! What the modules of the engine may import.
 
 use crate::source::Floors;
 
-/// The rooms from the ground up, and what each may import besides itself. A room may name only rooms above it in this
-/// list, so there can be no circle of rooms.
+/// The modules from the ground up, and what each may import besides itself. A module may name only modules above it in
+/// this list, so there can be no circle of modules.
 pub const ROOMS: Floors = &[
     ("error", &[]),
     ("limits", &[]),
@@ -38,7 +38,7 @@ pub const ROOMS: Floors = &[
     ),
 ];
 
-/// The same inside `dag` and `db`: rooms and files from the ground up.
+/// The same inside `dag` and `db`: modules and files from the ground up.
 pub const DAG: Floors = &[
     ("tree", &[]),
     ("layer", &[]),

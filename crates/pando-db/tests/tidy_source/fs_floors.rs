@@ -533,7 +533,7 @@ pub const SEND: Floors = &[
     ("frame", &[]),
     ("record", &["frame"]),
     ("tree", &[]),
-    ("inside", &["tree"]),
+    ("fs_tree", &["tree"]),
     ("plan", &["tree"]),
     ("receiver", &["frame", "record", "tree"]),
     ("sender", &["frame", "record", "tree", "plan"]),

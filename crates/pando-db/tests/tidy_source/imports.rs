@@ -7,7 +7,7 @@ use crate::{
     uses::Uses,
 };
 
-/// What breaks a table of rooms: by room and what it uses, each with the files and what they name.
+/// What breaks a table of modules: by module and what it uses, each with the files and what they name.
 pub fn broken_floors(
     table: &[(&str, &[&str])],
     folder: &[&str],
@@ -32,7 +32,7 @@ pub fn broken_floors(
         let Some(room) = module.strip_prefix(folder).and_then(|rest| rest.first()) else { continue };
         let Some((_, may)) = table.iter().find(|(name, _)| name == room) else {
             if *room != "lib" {
-                breaks(room, "", format!("{} is in no room of the table", source.path));
+                breaks(room, "", format!("{} is in no module of the table", source.path));
             }
             continue;
         };
@@ -50,7 +50,7 @@ pub fn broken_floors(
 }
 
 #[test]
-fn rooms_use_only_what_lies_below_them() {
+fn modules_use_only_what_lies_below_them() {
     let mut wrong = Vec::new();
     for one in CRATES {
         let sources = sources(one);
@@ -80,7 +80,7 @@ fn files_do_not_use_each_other_in_a_circle() {
     none(CRATES.iter().flat_map(|one| circles(&sources(one))).collect());
 }
 
-/// The files of circles, with what they use of these. A module and the modules in its folder are one room: a file may
+/// The files of circles, with what they use of these. A module and the modules in its folder count as one: a file may
 /// use what its parent defines, if there is no circle without the parent.
 pub fn circles(sources: &[Source]) -> Vec<String> {
     let uses = Uses::new(sources);

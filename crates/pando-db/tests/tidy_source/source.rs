@@ -19,7 +19,7 @@ pub struct Crate {
     pub least_files: usize,
 }
 
-/// Rooms or files from the ground up, and what each may import.
+/// Modules or files from the ground up, and what each may import.
 pub type Floors = &'static [(&'static str, &'static [&'static str])];
 
 pub const CRATES: &[Crate] = &[

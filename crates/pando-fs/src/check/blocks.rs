@@ -19,8 +19,8 @@ use crate::{
     types::FileKind,
 };
 
-/// How many blocks of a file with some record must exist, from the first on. None where files may be from before there
-/// were maps, as nothing is said of the holes of those.
+/// How many blocks of a file must exist from its beginning, by its record. None in a store that may have files from a
+/// version without maps, because nothing is stored about their holes.
 pub(super) fn demands(view: &Snapshot) -> Result<impl Fn(&Record) -> u64 + use<>> {
     let tracked = view.get(&system::counter(counter::UNTRACKED))?.is_none();
     Ok(move |record: &Record| {
@@ -32,7 +32,7 @@ pub(super) fn demands(view: &Snapshot) -> Result<impl Fn(&Record) -> u64 + use<>
     })
 }
 
-/// That a block must exist and does not, in words.
+/// The problem of a missing block, as text.
 pub(super) fn lost_block(data: &[u8], block: u64) -> String {
     format!("{}: the file lacks this block, which it must have", describe_key(&path::block(data, block)))
 }
@@ -92,7 +92,8 @@ struct ChangedFile {
 }
 
 impl ChangedFile {
-    /// What a new file lacks, in words: all its blocks are among the changes. That it has none at all its record told.
+    /// The problem of a new file that lacks blocks, as text. All its blocks are among the changes; its record says if
+    /// it has none.
     fn lost(self) -> Option<String> {
         let lost = self.met.lost().filter(|block| self.known.is_none() && *block > 0)?;
         Some(lost_block(&self.data, lost))
@@ -129,7 +130,7 @@ pub(super) fn check_changes(
             (Some(parsed @ (path::Parsed::Meta(_) | path::Parsed::Linked(..))), Some(value)) => {
                 let record = match Stored::decode(&value) {
                     Ok(Stored::Record(record)) => record,
-                    // That there is a file of this number is for the census of what is cloned from here to find.
+                    // Whether a file of this number exists is checked where the copy is counted.
                     Ok(Stored::Name(_)) => continue,
                     Ok(_) => {
                         tell(format!("{}: no record of an entry", what()));
@@ -153,7 +154,7 @@ pub(super) fn check_changes(
                     if view.range(&end, Some(&path::block(&data, path::MAP))).next().transpose()?.is_some() {
                         tell(format!("{}: bytes behind the end of the file", what()));
                     }
-                    // Of blocks that were there before it is told if they are not there any more.
+                    // A block that existed before is reported if it is missing now.
                     let known = old(&key)?.as_ref().map(&demanded);
                     let lost = match known {
                         Some(known) => first_lost(view, &data, known..demanded(&record))?,

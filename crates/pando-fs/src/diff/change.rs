@@ -7,17 +7,17 @@ use crate::{path, types::FileKind};
 /// What became of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ChangeKind {
-    /// It is in the second tree only.
+    /// The entry is in the second tree only.
     Added,
-    /// It is in the first tree only.
+    /// The entry is in the first tree only.
     Removed,
-    /// It differs.
+    /// The entry differs.
     Modified,
-    /// It has another path in the second tree, and perhaps differs.
+    /// The entry has another path in the second tree, and may differ.
     Renamed,
-    /// A directory in which something differs, and which the caller may not list or enter in one of the trees; or a
-    /// file that was changed, and which the caller may not read in one of them: whether its content differs is not
-    /// told. What else of the file differs is told as of others.
+    /// A directory in which something differs, and which the caller may not list or enter in one of the trees. Or a
+    /// file that was changed, and which the caller may not read in one of the trees: it is not said whether its
+    /// content differs, but other differences of the file are reported.
     Unreadable,
 }
 
@@ -43,7 +43,7 @@ impl Aspects {
     /// Extended attributes, access lists included.
     pub const XATTRS: Self = Self(128);
 
-    /// All, with their names.
+    /// All kinds, with their names.
     pub const NAMES: [(Self, &'static str); 8] = [
         (Self::CONTENT, "content"),
         (Self::SIZE, "size"),
@@ -99,7 +99,7 @@ pub struct FileChange {
 pub struct DiffOptions {
     /// Which bytes differ. Without it, a file is read to the first difference.
     pub ranges: bool,
-    /// Files that moved are told as removed and added.
+    /// Report files that moved as removed and added.
     pub no_renames: bool,
 }
 

@@ -1,7 +1,7 @@
-//! Two entries compared: what of their records, their content and their extended attributes differs.
+//! Compares two entries: their records, their content and their extended attributes.
 //!
-//! Guarantees that content is equal outside of the ranges given, whatever the blocks it is stored in. Reads the blocks
-//! that differ and no others.
+//! Guarantees: content is equal outside of the reported ranges, whatever blocks it is stored in; only blocks that
+//! differ are read.
 
 use std::ffi::OsString;
 
@@ -93,8 +93,8 @@ pub(crate) fn compare(
     if files && may_read {
         compare_content(a_side, a, b, options, &mut found)?;
     } else {
-        // Of what the caller may not read only the attributes are told. They also say, to everybody, whether it may
-        // have been written to.
+        // If the caller may not read a file, only its attributes are reported. Its change time, which every caller
+        // may see, says whether it may have been written to.
         found.unread = files && x.ctime != y.ctime;
     }
     let seen = |name: &[u8]| match namespace(name) {

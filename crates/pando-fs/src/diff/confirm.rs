@@ -1,8 +1,8 @@
-//! Which of the moves that were found hold when all of them are known.
+//! Confirms moves: drops those that turn out to be none when all moves are known.
 //!
-//! Where one tree lies in the other, or a clone in what it was made of, a file number is there several times, and what
-//! looked as if it had come and gone may be compared with itself after all, as what holds it has moved. Guarantees that
-//! both ends of each move that is left are on one side only where the walk comes to them.
+//! If one tree lies in the other, or a clone in its source, a file number occurs several times. Then an entry that
+//! seemed to be removed and added may be compared with itself after all, because the directory around it has moved.
+//! Guarantee: when the walk reaches the two ends of a remaining move, each is on one side only.
 
 use std::collections::HashMap;
 

@@ -30,7 +30,7 @@ pub(crate) struct LinkScan {
     root: Vec<u8>,
     /// The same in the second.
     pub other_root: Vec<u8>,
-    /// Where in the index of names the search goes on, if it is under way.
+    /// The position in the index of names, while a search is in progress.
     at: Option<Bytes>,
 }
 

@@ -1,11 +1,11 @@
-//! What differs between two trees, or two files, of one file system.
+//! Differences between two trees, or two files, of one file system.
 //!
-//! The engine gives the keys whose values differ, in proportion to what differs; here they become files: what came,
-//! went, was changed, and, by file number, what was moved. Two passes over the same differences, the first of records
-//! only, so that a directory that moved is compared with itself and not listed name by name. Guarantees: the answer is
-//! that of reading both trees of one moment, whatever they share, but for access and change times; nothing is told of
-//! what is in a directory that the caller may not list and enter. Memory is bounded: differences are given one by
-//! one.
+//! The engine returns the keys whose values differ, at a cost in proportion to the difference. This module makes
+//! files of them: added, removed, changed, and, by file number, moved ones. It makes two passes over the same
+//! differences, the first over records only, so that a moved directory is compared with itself and not listed name by
+//! name. Guarantees: the result is that of reading both trees completely, as of one moment, except for access and
+//! change times; nothing is reported from a directory that the caller may not list and enter. Memory is bounded:
+//! differences are returned one by one.
 
 pub(crate) mod change;
 pub(crate) mod compare;

@@ -1,9 +1,9 @@
 //! Which files have moved, by file number.
 //!
-//! A pass over the records that differ. What is on one side only is a candidate. A directory of which both ends are
-//! known is compared with itself; one that is on one side only is listed, level by level, as long as both sides have
-//! candidates without a partner. So a moved directory costs what differs in it. Bounded: see [`MAX_CANDIDATES`] and
-//! [`MAX_NOTED_BYTES`].
+//! A pass over the records that differ finds moved files. An entry on one side only is a candidate. A moved directory
+//! is compared with itself once both its paths are known; a directory on one side only is listed, level by level, as
+//! long as both sides have candidates without a partner. So a moved directory costs as much as differs in it. The
+//! memory is bounded: see [`MAX_CANDIDATES`] and [`MAX_NOTED_BYTES`].
 
 use std::collections::{HashMap, VecDeque};
 
@@ -63,7 +63,7 @@ impl Moves {
         Self::search(Search::default(), before, after, go_on)
     }
 
-    /// The same, and does not take what lies in a clone that is on one side only for what has come from elsewhere.
+    /// As [`Moves::find`], but entries of a clone that is on one side only do not count as moved from elsewhere.
     pub(crate) fn find_beside_clones(before: &mut Side, after: &mut Side, go_on: &GoOn<'_>) -> Result<Self> {
         Self::search(Search { beside_clones: true, ..Search::default() }, before, after, go_on)
     }
@@ -77,7 +77,7 @@ impl Moves {
             } else if search.alone.iter().all(|n| *n > 0)
                 && let Some((first, (id, entry))) = search.next_list()
             {
-                // It may have found its partner since.
+                // The candidate may have found its partner since.
                 if !search.moves.is_pair(id) {
                     search.list(if first { before } else { after }, first, &entry, go_on)?;
                 }
@@ -93,7 +93,7 @@ impl Moves {
         self.noted.get(&id).is_some_and(|noted| noted.before.is_some() && noted.after.is_some())
     }
 
-    /// All moves: what has moved, and both paths.
+    /// All moves: the identity of the entry, and both paths.
     pub(crate) fn all(&self) -> impl Iterator<Item = (Identity, &[u8], &[u8])> {
         self.noted
             .iter()
@@ -167,7 +167,7 @@ impl Search {
             true => (&mut noted.before, &mut noted.after),
             false => (&mut noted.after, &mut noted.before),
         };
-        // Of several, as where a clone of a tree lies in it, the first.
+        // If there are several, as when a clone of a tree lies in the tree, the first one counts.
         if own.is_some() {
             return;
         }

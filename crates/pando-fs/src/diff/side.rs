@@ -1,7 +1,7 @@
-//! One of two trees that are compared: where things in it are, and what the caller may see of them.
+//! One of two trees that are compared: the entries at its paths, and what the caller may see of them.
 //!
-//! Paths are from the top of the tree, in the form of keys. Guarantees that a record is that of the linked file where a
-//! name leads to one.
+//! Paths are from the top of the tree, in the form of keys. Guarantee: for a name of a linked file, the record is
+//! that of the file.
 
 use std::sync::{
     Arc,
@@ -22,7 +22,7 @@ use crate::{
     types::{Caller, FileKind},
 };
 
-/// A directory on the way to what is looked at.
+/// A directory on the path to the present position.
 pub(crate) struct PathDir {
     /// Contents prefix, from the volume.
     pub contents: Vec<u8>,
@@ -156,8 +156,8 @@ impl Side {
         [top, inside].concat()
     }
 
-    /// Looks at the directory with the contents prefix `dir`; `None` if there is none. A point query for each level
-    /// that was not on the way to what was looked at last.
+    /// The directory with the contents prefix `dir`; `None` if there is none. A point query for each level that was
+    /// not on the path to the last position.
     pub(crate) fn level(&mut self, dir: &[u8]) -> Result<Option<&PathDir>> {
         let whole = self.place(dir);
         while self.levels.len() > 1 && self.levels.last().is_some_and(|l| !whole.starts_with(&l.contents)) {
@@ -215,7 +215,8 @@ impl Side {
         }
     }
 
-    /// Whether the caller may read what he may walk to: the top by whatever right he has opened it.
+    /// Whether the caller may read an entry that it may walk to. The top counts as readable, because the caller has
+    /// opened it.
     pub(crate) fn may_read(&self, found: &Found) -> bool {
         self.sees_all()
             || found.data == self.data

@@ -14,11 +14,12 @@ use crate::{error::Result, path};
 
 /// Bytes of a number in a key: of a block at its end, of a linked file at the beginning of its path.
 pub(crate) const NUMBER_BYTES: usize = 8;
-/// Most directories whose data is skipped at once, a count; of others it is skipped file by file.
+/// Most directories whose data is skipped at once, a count; for others the data is skipped file by file.
 const MAX_BARE_DIRS: usize = 1 << 16;
-/// So many differences are passed over, a count, before what is to be skipped is: that costs a way down from the root.
+/// Differences, a count, that are read and dropped before the rest of a skipped range is skipped: a skip costs a
+/// descent from the root.
 const FEW_DIFFERENCES: usize = 16;
-/// So many prefixes are kept, a count, before those that are behind are let go.
+/// Prefixes, a count, that are kept before those behind the position are dropped.
 const KEPT_PREFIXES: usize = 1 << 10;
 
 /// A difference of two prefixes, with one step of looking ahead.
@@ -76,7 +77,7 @@ impl Ahead {
 /// Prefixes of which none lies in another.
 struct Prefixes {
     all: BTreeSet<Bytes>,
-    /// When so many are there, those behind are let go.
+    /// The number of prefixes at which those behind the position are dropped.
     purge: usize,
 }
 
@@ -114,7 +115,7 @@ pub(crate) enum Spot {
 /// The differences below two directories.
 pub(crate) struct DiffStream {
     meta: Ahead,
-    /// None if only records are looked at.
+    /// `None` if only records are compared.
     data: Option<Ahead>,
     skipped: Prefixes,
     bare: Prefixes,

@@ -1,7 +1,7 @@
-//! The walk over what differs, place by place, and what is told of each.
+//! The walk over the differences, path by path.
 //!
-//! One job is a pair of directories, of which one may be nothing; directories that moved are jobs of their own, so
-//! everything on either side is looked at once.
+//! A job is a pair of directories, one of which may not exist; moved directories are jobs of their own, so everything
+//! on either side is visited once.
 
 use std::{
     collections::VecDeque,
@@ -170,7 +170,7 @@ impl TreeDiff {
     fn begin_job(&mut self) -> Result<bool> {
         let Some(job) = self.jobs.pop_front() else { return Ok(false) };
         let nothing = path::snapshot(path::SNAPSHOTS_END);
-        // Of what is on one side only the data need not be looked at.
+        // The data of entries on one side only need not be compared.
         let both = matches!(job, WalkJob::Tree(_));
         let (pair, before, after) = match job {
             WalkJob::Tree(pair) => {

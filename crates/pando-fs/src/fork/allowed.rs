@@ -1,7 +1,7 @@
-//! What a merge tells its caller, and what that user may do at a path.
+//! Permissions in merges: what the caller may see, and what that user may change at a path.
 //!
-//! Guarantees that a user other than root is told no name in a directory that he could not search on one of the sides,
-//! and that nothing that belongs to another user is taken, moved, changed or removed for him.
+//! Guarantees: the report for a user other than root has no name from a directory that the user could not search on
+//! one of the sides; nothing that belongs to another user is taken, moved, changed or removed.
 
 use crate::{
     diff::{
@@ -98,7 +98,7 @@ impl Planner<'_> {
         self.owned(entry, uid)
     }
 
-    /// Error unless files may be put in the place of others, where the plan does that: it changes entries.
+    /// Error unless the user may replace files by others, if the plan does so.
     pub(crate) fn may_renew(&mut self) -> Result<()> {
         for to in self.renewed() {
             self.may_change_entries(&to)?;

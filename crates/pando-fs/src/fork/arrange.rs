@@ -1,7 +1,7 @@
-//! Renames in a merge: those of the fork are made here, unless they meet others.
+//! Renames in a merge: renames of the fork are made in the target as well, unless they conflict with others.
 //!
-//! Guarantees that a plan without conflicts can be carried out: no two entries come to one path, none comes to a path
-//! that is taken or into a directory that is removed, and no directories come to lie in each other.
+//! Guarantee: a plan without conflicts can be made. No two entries get one path, none gets a path that is taken or
+//! lies in a removed directory, and no two directories end up in each other.
 
 use std::collections::{HashMap, HashSet};
 
@@ -149,7 +149,7 @@ impl Planner<'_> {
             return Ok(true);
         }
         if id.1 != FileKind::Directory {
-            // It may have got its second name here.
+            // The file may have got its second name on this side.
             return Ok(matches!(Stored::decode(value), Ok(Stored::Name(_))));
         }
         let inside = contents_of(entry);

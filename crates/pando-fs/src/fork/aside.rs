@@ -1,8 +1,8 @@
-//! Moves of the fork into directories that are new there. They are not followed: the entry comes with such a directory,
-//! or not at all.
+//! Renames of the fork into directories that are new in it. A merge does not follow them: the entry is added with the
+//! new directory, or not at all.
 //!
-//! Guarantees two things. An entry is not removed here because it lies elsewhere in the fork, unless it is taken from
-//! there too when this side is preferred. An entry that was deleted here does not come back without a conflict.
+//! Guarantees: an entry is removed here only if it is added at its new path, also if this side is preferred; an entry
+//! that was deleted here does not come back without a conflict.
 
 use std::collections::HashSet;
 

@@ -12,14 +12,14 @@ use crate::{
 
 /// How often each path of a plan is in memory while that is made, carried out and told, a count: see `fork_costs`.
 const COPIES_OF_PATHS: usize = 2;
-/// What a step, or what is told of it, takes beside the paths.
+/// Memory of a step, or of its line in the report, besides its paths.
 const STEP_BYTES: usize = 200;
 
 /// The caller and the options of a merge.
 #[derive(Clone, Copy)]
 pub(crate) struct Merging<'a> {
     pub options: MergeOptions,
-    /// The user who must own all that is taken and changed; none for root.
+    /// The user who must own everything that the plan takes or changes; `None` for root.
     pub owner: Option<u32>,
     pub bounds: &'a Bounds<'a>,
 }

@@ -166,7 +166,7 @@ impl Weighing<'_> {
         Ok(account.is_some())
     }
 
-    /// Those with limits of this directory and those around it, as they are now.
+    /// Directories with limits among this one and those around it, at their present places.
     fn limited(&mut self, dir: &[u8]) -> Result<Limited> {
         let mut limited = Limited::new();
         for above in upwards(dir) {
@@ -177,7 +177,7 @@ impl Weighing<'_> {
         Ok(limited)
     }
 
-    /// The same as it will be when all is moved.
+    /// The same at the places after the merge.
     fn limited_after(&mut self, dir: &[u8]) -> Result<Limited> {
         let (mut limited, mut dir, mut left) = (Limited::new(), dir.to_vec(), self.leaving.len());
         loop {
@@ -198,7 +198,7 @@ impl Weighing<'_> {
         }
     }
 
-    /// The same of the directory in which a file will be that is at `entry` now.
+    /// The same for the directory that will contain the file that is at `entry` now.
     fn limited_around(&mut self, entry: &[u8]) -> Result<Limited> {
         match self.moved.target(&contents_of(entry)).map(|(dir, _)| dir.to_vec()) {
             Some(dir) => self.limited_after(&dir),

@@ -20,9 +20,9 @@ use crate::{
 /// The content that a file gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ContentOf {
-    /// It keeps its own.
+    /// The file keeps its own content.
     Here,
-    /// It keeps its own, in a new file.
+    /// The file keeps its own content, in a new file.
     Copy,
     Fork,
     Both,

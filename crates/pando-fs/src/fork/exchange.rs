@@ -56,7 +56,7 @@ pub(crate) struct Exchange<'a> {
 struct InMemory {
     removed: Vec<(InodeRef, Fate)>,
     moved: Vec<(InodeRef, InodeRef, Box<[u8]>)>,
-    /// Those whose records change, to what; and whether the kernel has to be told.
+    /// Inodes whose records change, with the new record, and whether the kernel has to be notified.
     changed: Vec<(InodeRef, Record, bool)>,
     /// Directories by contents prefix.
     dirs: HashMap<Vec<u8>, Ino>,
@@ -159,7 +159,7 @@ impl Exchange<'_> {
         let merged = Record::decode(&value).map_err(damaged)?;
         let live = self.into.peek(|s| s.record.clone());
         let outside = self.top.has_outside() || merged.has_outside() || live.has_outside();
-        // Of attributes outside of it, a record does not say which value they have.
+        // A record does not have the values of attributes outside of it, so these are compared.
         if self.landing.at(b"").attrs && outside {
             let own = path::attrs_under(&path::data(&self.places.ours.entry));
             let before = path::attrs_under(&path::data(&self.works.copy(BEFORE[0]).0));
@@ -234,7 +234,7 @@ impl Exchange<'_> {
             let open = inode.kind == FileKind::Regular && inode.peek(|s| s.opens > 0);
             let name = match hangs {
                 Hangs::Entry(name) => name,
-                // That of the directory's own lineage stays.
+                // The lineage of the directory itself stays.
                 Hangs::Linked(_) if dir.is_empty() => return Ok(()),
                 Hangs::Linked(id) => {
                     let root = path::entry_of_contents(dir).unwrap_or_default();

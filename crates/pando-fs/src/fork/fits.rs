@@ -1,8 +1,8 @@
-//! Whether the keys of what a plan moves and takes would be too long, found out without a change.
+//! Checks, without a change, whether a plan would make keys too long.
 //!
 //! Gives the engine the removals, moves and clones of prefixes that `carry` would make, in the same order; the engine
-//! checks them without making them. Guarantees that a dry run fails where the merge would fail because a path is too
-//! long. Of a plan of more than a batch only the entries themselves are checked, not what lies below them.
+//! checks them without making them. Guarantee: a dry run fails if the merge would fail because a path is too long.
+//! For a plan that needs more than one batch, only the entries themselves are checked, and not what lies below them.
 
 use std::cmp::Reverse;
 

@@ -54,7 +54,7 @@ pub(crate) struct Here {
     pub entry: Option<Vec<u8>>,
     /// Its value there; none if it was removed.
     pub value: Option<Bytes>,
-    /// It was moved here by itself, not with a directory around it.
+    /// The entry itself was moved on this side, and not only a directory around it.
     pub moved: bool,
 }
 
@@ -92,8 +92,8 @@ fn find(
     };
     for (id, a, b) in moves.all() {
         go_on()?;
-        // A clone has the file numbers of its source, so an entry at the same path on both sides was not moved. Of a
-        // file with several names it is not known which name has become which: none counts as moved.
+        // A clone has the file numbers of its source, so an entry at the same path on both sides was not moved. For a
+        // file with several names it is unknown which name has become which, so none counts as moved.
         if is(one, b, id)? || is(other, a, id)? || links && (is_name(one, a)? || is_name(other, b)?) {
             wrong.push(id);
         } else if undone.contains(&id) {
@@ -235,7 +235,7 @@ impl Follow {
         self.here.leaves(id, entry)
     }
 
-    /// All entries that were moved here: where they were in the origin, and where they are.
+    /// All entries that were moved on this side: their paths in the origin, and their paths now.
     pub(crate) fn all_here(&self) -> Vec<(Vec<u8>, Vec<u8>)> {
         self.here.all().map(|(_, a, entry)| (a.to_vec(), entry.to_vec())).collect()
     }

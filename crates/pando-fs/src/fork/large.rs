@@ -125,7 +125,7 @@ impl Fs {
             batch.put(path::meta(&entry), top.encode());
             if top.has_outside() {
                 let own = path::attrs_under(&path::data(&places.ours.entry));
-                // One for the merge, one to know what they were.
+                // Two copies: one for the merge, and one that keeps the state before it.
                 for entry in [&entry, &works.copy(BEFORE[0]).0] {
                     batch.clone_prefix(own.clone(), path::attrs_under(&path::data(entry)));
                 }

@@ -1,4 +1,4 @@
-//! Attributes that a merge gives to files with several names.
+//! Attributes of files with several names in a merge.
 //!
 //! A merge compares paths, but the names of one file share its attributes. They are changed in place if all names in
 //! the tree get the same attributes, as after a `chmod` in the fork. Otherwise each name that changes becomes a file of

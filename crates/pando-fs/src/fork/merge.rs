@@ -36,9 +36,9 @@ const PLAN_ATTEMPTS: u32 = 3;
 /// The result of a plan while both trees were held.
 enum Held {
     Done(MergeReport, CloneReport, bool),
-    /// It is out of date.
+    /// The plan is out of date.
     Old,
-    /// It is too much for a batch.
+    /// The plan is too large for one batch.
     Large,
 }
 
@@ -73,8 +73,7 @@ impl Fs {
         self.merge_unless(owner, fork, into, options, &AtomicBool::new(false))
     }
 
-    /// As [`Fs::merge`], until `stop` is set: then nothing is done (EINTR), unless all but its last step is done
-    /// already.
+    /// As [`Fs::merge`], but can be stopped: if `stop` is set before the last step, nothing is changed (EINTR).
     pub fn merge_unless(
         &self,
         owner: Option<u32>,
@@ -180,7 +179,7 @@ impl Fs {
         Err(Error::Stale(fork.ino)) // not reached: the last attempt plans while both are held
     }
 
-    /// Plans beside others, or while both trees are `held`.
+    /// Plans the merge, while other calls change the trees, or while both trees are `held`.
     fn plan(&self, places: &Places, view: &Snapshot, who: Merging<'_>, held: bool) -> Result<Plan> {
         self.plan_of(&mut places.trees(view), places, who, TextBudget::new(held))
     }

@@ -14,7 +14,7 @@ impl Apply<'_> {
     /// fail.
     pub(crate) fn steps(&mut self, steps: &[Step]) -> Result<()> {
         self.load_targets(steps)?;
-        // All is at its old place.
+        // Nothing has been moved yet.
         for step in steps {
             self.bounds.map_or(Ok(()), Bounds::go_on)?;
             match step {

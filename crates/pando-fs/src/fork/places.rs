@@ -208,7 +208,7 @@ impl Fs {
         record: &Record,
     ) -> Result<()> {
         self.freeze(batch, number, (&fork.entry, &fork.contents), record)?;
-        // It is made as a root, but one that is moved into another directory of its lineage may be none any more.
+        // A fork is made as a root of a lineage, but may have been moved into another directory of that lineage since.
         if record.clone_id == 0 && self.has_links() {
             let damaged = || Error::Damaged { what: "a fork".into(), detail: "outside of its lineage" };
             let names = path::meta(&path::link_name(&fork.root, &fork.contents).ok_or_else(damaged)?);

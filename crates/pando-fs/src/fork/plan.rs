@@ -245,7 +245,7 @@ impl Planner<'_> {
                 if let Some(base) = self.follow.source_aside(id, &spots.theirs)
                     && self.follow.deleted_here(self.trees, id, &base)?
                 {
-                    // It is not new: the fork has moved it there, and this side has deleted it.
+                    // The entry is not new: the fork has moved it there, and this side has deleted it.
                     let spots = Spots { base, ..spots.clone() };
                     return match self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
                         true => self.replace(&spots, theirs),

@@ -141,8 +141,8 @@ impl<'a> Replay<'a> {
         Ok(Replayed::All)
     }
 
-    /// Looks at changes of linked files in the lineage around. Those files are in none of the copies, so the changes
-    /// stay; they clash only with what the merge does to the same files at its end.
+    /// Checks changes of linked files in the lineage around the directory. These files are in none of the copies, so
+    /// their changes stay. They conflict only with what the merge does to the same files at its end.
     fn around(&self, is_too_much: &mut impl FnMut() -> bool) -> Result<Replayed> {
         let watched = &self.hidden.watched;
         if watched.is_empty() {

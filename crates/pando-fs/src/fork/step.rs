@@ -26,7 +26,7 @@ pub(crate) enum Step {
     /// Gives a file or directory these aspects of the one in the fork. With `alone`, one of several names of a file
     /// becomes a file of its own.
     Change { from: Vec<u8>, to: Vec<u8>, aspects: Aspects, alone: bool },
-    /// The same, and gives the file this content, which was merged from both sides.
+    /// Changes a file as `Change` does, and gives it this content, which was merged from both sides.
     Write { from: Vec<u8>, to: Vec<u8>, aspects: Aspects, text: Bytes },
 }
 

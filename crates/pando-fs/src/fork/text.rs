@@ -20,12 +20,12 @@ const MAX_TEXT_BYTES: u64 = 1 << 20;
 const MAX_TEXT_LINES: usize = 10_000;
 /// The squares of the lines of all files of one merge, a count: some seconds at the worst.
 const MAX_WORK_SQUARES: usize = 16 * MAX_TEXT_LINES * MAX_TEXT_LINES;
-/// The same while both trees are held, a count: about a second at the worst.
+/// The limit while both trees are locked, a count: about a second at most.
 const MAX_HELD_WORK_SQUARES: usize = MAX_TEXT_LINES * MAX_TEXT_LINES;
 /// Content of all files that one merge gets by merging lines, bytes: it is in memory, and goes into one batch.
 const MAX_MERGED_TEXT_BYTES: usize = 8 << 20;
 
-/// What merging lines came to.
+/// The result of merging lines.
 pub(crate) struct MergedText {
     pub bytes: Bytes,
     /// Some lines conflict: both versions of them, and that of the origin, stand between markers.
@@ -107,7 +107,7 @@ mod tests {
         let side = |name: &str| -> Vec<u8> {
             (0..MAX_TEXT_LINES).flat_map(|i| format!("{name}{i}\n").into_bytes()).collect()
         };
-        // Processor time of this thread: others may keep the machine busy.
+        // Processor time of this thread is measured, because other threads may keep the machine busy.
         let now = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_sec;
         let begun = now();
         assert!(merge(&side("base"), &side("ours"), &side("theirs")).is_err());

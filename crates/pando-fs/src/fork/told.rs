@@ -16,7 +16,7 @@ pub enum MergeSide {
 /// How a fork is merged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MergeOptions {
-    /// Only tell what would be done.
+    /// Only report what would be done.
     pub dry_run: bool,
     /// Which side is right where they conflict; without it nothing is done then.
     pub prefer: Option<MergeSide>,
@@ -28,22 +28,22 @@ pub struct MergeOptions {
 /// Why something cannot be merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MergeConflict {
-    /// Both sides have changed it, differently, or both have made it.
+    /// Both sides have changed the entry, differently, or both have made it.
     Changed,
-    /// It was removed here and changed in the fork, or something in it.
+    /// The entry was removed here, and the fork has changed it, or something in it.
     RemovedHere,
-    /// It was removed in the fork and changed here, or something in it.
+    /// The entry was removed in the fork, and this side has changed it, or something in it.
     RemovedThere,
-    /// It is of another kind on the other side.
+    /// The entry is of another kind on the other side.
     Kind,
-    /// Both sides have renamed it, differently.
+    /// Both sides have renamed the entry, differently.
     Renamed,
     /// Something else has its place here. No preferred side settles that: rename one of them first.
     Taken,
     /// Directories would come to lie in each other. No preferred side settles that.
     Circle,
-    /// It was moved here into a directory that goes, and the fork still has it. No preferred side settles that: move it
-    /// out first.
+    /// This side has moved the entry into a directory that the merge removes, and the fork still has it. A preferred
+    /// side does not resolve that: move the entry out first.
     MovedInto,
 }
 
@@ -57,21 +57,21 @@ impl MergeConflict {
 /// What a merge does at a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MergeKind {
-    /// It is taken from the fork, with all below it.
+    /// The entry is taken from the fork, with everything below it.
     Added,
-    /// It is removed, with all below it.
+    /// The entry is removed, with everything below it.
     Removed,
-    /// It becomes what it is in the fork, in the aspects named.
+    /// The entry becomes what it is in the fork, in the aspects named.
     Modified,
-    /// It is removed, and something of another kind is taken from the fork.
+    /// The entry is removed, and one of another kind is taken from the fork.
     Replaced,
-    /// It is moved here too, with all below it.
+    /// The entry is moved here as in the fork, with everything below it.
     Renamed,
-    /// Both sides have changed its content, and it has the lines of both.
+    /// Both sides have changed the content of the file, and it gets the lines of both.
     Lines,
-    /// The same, and lines that both changed differently stand in it between markers.
+    /// As `Lines`, and lines that both sides changed differently are in the file between markers.
     Marked,
-    /// Both sides have changed it.
+    /// Both sides have changed the entry.
     Conflict(MergeConflict),
 }
 
@@ -88,11 +88,11 @@ pub struct MergeChange {
     pub aspects: Aspects,
 }
 
-/// What a merge came to.
+/// The result of a merge.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergeReport {
     /// What was done, or would be; in no particular order.
     pub changes: Vec<MergeChange>,
-    /// It was done.
+    /// The merge was made.
     pub merged: bool,
 }

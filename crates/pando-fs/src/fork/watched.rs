@@ -15,10 +15,10 @@ const ID_BYTES: usize = 8;
 /// See the module. Files by their number in the lineage.
 #[derive(Default)]
 pub(crate) struct Watched {
-    /// Those that lose a name: if it was the last one, what was written to them is lost.
+    /// Files that lose a name: if it was the last one, what was written to the file is lost.
     leaving: HashSet<u64>,
     any_leaves: bool,
-    /// Those that get extended attributes from the fork, some of which lie outside of the record.
+    /// Files that get extended attributes from the fork, some of which lie outside of the record.
     attrs: HashSet<u64>,
 }
 

@@ -1,10 +1,10 @@
-//! Which lineages are in use: marked from what there is, when all numbers have been given out. All others are free.
+//! Finds the lineages in use, by marking them in a scan of the store, when all numbers have been given out.
 //!
 //! One scan of all records in key order, in one state of the store, and a point query for each directory; 2 MiB of
-//! memory. A lineage is in use if the root of a clone has it, if a pin names it on either side, valid or not,
-//! or if an inode in memory has it. All others are free, and what the table says of them is removed first. The
-//! longest run of free numbers becomes what is given out next, over remounts too. Calls that need a new
-//! number wait for it; others do not.
+//! memory. A lineage is in use if the root of a clone has it, if a pin names it on either side, valid or not, or if
+//! an inode in memory has it. All others are free, and their rows in the table are removed first. The longest run of
+//! free numbers is given out next, also after remounts. Calls that need a new number wait for the scan; others do
+//! not.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -44,7 +44,7 @@ impl Set {
     }
 }
 
-/// A directory on the way of the scan.
+/// A directory on the path to the record that the scan has reached.
 struct MarkedDir {
     /// How long its contents prefix is.
     len: usize,

@@ -54,7 +54,7 @@ const WAITING_NUMBERS: usize = 256;
 pub(crate) struct Lineages {
     table: Arc<Table>,
     state: Mutex<Allocator>,
-    /// Those below it were given out by a version that noted no taints.
+    /// Lineages below this one were given out by a version that recorded no taints.
     untracked: u32,
     read_only: bool,
 }
@@ -118,7 +118,7 @@ impl Lineages {
         if let Some(found) = lookup(db, &key_of_pair)? {
             return Ok(found);
         }
-        // Held over a write of the engine, by those only who see a clone for the first time.
+        // Held over a write to the engine, but only by calls that look up a clone for the first time.
         let mut state = self.state();
         if let Some(found) = state.unsaved.get(&(around, clone_id)) {
             return Ok(*found);
@@ -137,9 +137,9 @@ impl Lineages {
         Ok(lineage)
     }
 
-    /// Stores a number that was given out while the device was full, and those of the lineages around it: what is to be
-    /// found by an inode number after the next mount needs that. The error is that of the store: then nobody may write
-    /// the number down. No I/O where there is none such.
+    /// Stores a lineage number that was given out while the device was full, and those of the lineages around it:
+    /// otherwise inode numbers with it would mean nothing after the next mount. After an error such an inode number
+    /// must not be stored. No I/O if there are no such lineages.
     pub(crate) fn save(&self, db: &Db, mut lineage: u32) -> Result<()> {
         let mut state = self.state();
         loop {
@@ -158,7 +158,7 @@ impl Lineages {
         }
     }
 
-    /// Waits for whoever sees a clone for the first time, and with that for the engine.
+    /// Waits for calls that look up a clone for the first time, and so for the engine.
     fn state(&self) -> MutexGuard<'_, Allocator> {
         waiting::take(|| self.state.try_lock(), || self.state.lock())
     }
@@ -198,7 +198,7 @@ impl Lineages {
         state.free.extend(free);
     }
 
-    /// Finds all numbers that nothing uses, and goes on with these.
+    /// Finds the unused numbers, which are given out next.
     fn mark(&self, db: &Db, state: &mut Allocator) -> Result<()> {
         let Free { run, single } = free_numbers(db, &self.table, &state.unsaved, self.read_only)?;
         state.waiting.clear();
@@ -296,8 +296,8 @@ impl Lineages {
         Ok(())
     }
 
-    /// Makes a directory of lineage `lineage`, whose record this is, a root where it stands: links do not reach out of
-    /// it from now on. All numbers stay.
+    /// Makes a directory of lineage `lineage`, whose record is `r`, the root of a lineage at its present place: from
+    /// now on no hard link leads out of it. Inode numbers stay the same.
     pub(crate) fn become_root(&self, batch: &mut Batch, r: &mut Record, lineage: u32, clone_id: u64) {
         if lineage != 0 {
             batch.put(system::tainted(lineage), vec![1]);

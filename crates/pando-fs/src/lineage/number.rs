@@ -1,4 +1,4 @@
-//! Lineage numbers as they stand in inode numbers and in rows of the lineage table.
+//! The encoding of lineage numbers in inode numbers and in rows of the lineage table.
 //!
 //! Pure functions; uses errors and the encoding of counters.
 

@@ -1,8 +1,9 @@
-//! Inode numbers as of one moment, for scans of it beside changes.
+//! Inode numbers as of one snapshot, for scans of it while the tree changes.
 //!
-//! The table of lineages is in the store too, and a directory that moves changes its row in the same batch. So records
-//! of a view go with the rows of that view: the rows of now may be of another place, or of nothing. A clone that has
-//! none there was never looked at, and nobody can have noted a number of what is in it. Allocates nothing.
+//! The table of lineages is in the store too, and a move of a directory changes its row in the same batch. So records
+//! of a view are read with the rows of that view; the present rows may be of another place, or missing. A clone
+//! without a row in the view was never looked up, so no inode number of its entries is known to anybody. Gives out no
+//! numbers.
 
 use std::collections::HashMap;
 
@@ -27,7 +28,7 @@ pub(crate) enum ViewedLineage {
     Unnumbered(u32),
 }
 
-/// What tells an entry apart from others.
+/// The identity of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ViewedNumber {
     Ino(Ino),
@@ -37,7 +38,7 @@ pub(crate) enum ViewedNumber {
 
 /// The lineages of one moment.
 pub(crate) struct ViewedLineages {
-    /// Given out and not stored by then.
+    /// Numbers that were given out and not stored when the view was taken.
     unsaved: HashMap<(u32, u64), u32>,
     unnumbered: u32,
 }

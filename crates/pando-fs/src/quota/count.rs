@@ -1,8 +1,8 @@
-//! Counts what trees take, beside all other calls, and corrects their accounts.
+//! Counts the space of trees while other calls go on, and corrects their accounts.
 //!
-//! The error of an account stays the same while changes below add their differences. So the sum of one state of the
-//! store is enough to correct it later, by a blind change. Guarantees that an account is exact if neither it nor one
-//! above is stale. No lock is held during a scan.
+//! The error of an account stays the same while changes below add their differences. So the sum of one snapshot is
+//! enough to correct the account later, by a difference. Guarantees: an account is exact if neither it nor one above
+//! it is stale; no lock is held during a scan.
 
 use std::{collections::HashMap, sync::Weak, time::Duration};
 
@@ -275,8 +275,8 @@ impl Fs {
         Ok(exact)
     }
 
-    /// Counts the directories of the queue in the calling thread. All stale accounts that a call has met are exact
-    /// then, unless another becomes stale meanwhile. Costs a scan of the records below each.
+    /// Counts the queued directories in the calling thread. Afterwards all accounts that were queued are exact,
+    /// unless one has become stale meanwhile. Costs a scan of the records below each.
     pub fn count_quotas(&self) -> Result<()> {
         self.count_waiting(false)
     }
@@ -320,7 +320,7 @@ impl Fs {
         }
     }
 
-    /// Queues a directory that came to a place in another one for a count, if its account is stale.
+    /// Queues a directory that was moved into `parent` to be counted, if its account is stale.
     pub(crate) fn recount_at(&self, parent: Ino, name: &[u8]) {
         if !self.has_accounts() {
             return;

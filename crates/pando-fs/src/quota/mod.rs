@@ -33,7 +33,7 @@ pub struct Quota {
     pub limit: u64,
     /// Bytes that it takes, as `du` counts them: each file once, holes not, what clones share like all else.
     pub used: u64,
-    /// It is to be counted again: `used` may be wrong.
+    /// The tree has to be counted again: `used` may be wrong.
     pub stale: bool,
 }
 
@@ -46,8 +46,9 @@ struct Tightest {
 }
 
 impl Fs {
-    /// Limits what the tree of a directory takes, or ends that. What is there is counted first, beside all others, by
-    /// a scan of all records below, and may be more than the limit: then it can only become less.
+    /// Sets or removes the limit of the space that the tree of a directory may take. The tree is counted first, by a
+    /// scan of all records below, while other calls go on. It may already take more than the limit: then it cannot
+    /// grow.
     ///
     /// The directory becomes the root of a lineage: hard links do not reach out of it, or into it, from now on (EXDEV).
     /// EINVAL if files in it have several names already and it is no root of a lineage: a clone of it can have a quota.
@@ -164,7 +165,7 @@ impl Fs {
         self.tightest(ino).map(|tightest| tightest.left)
     }
 
-    /// EDQUOT if this is more than a quota of a directory, or of one above, leaves room for. It is not reserved.
+    /// EDQUOT if `bytes` more would exceed the quota of the directory, or of one above. Nothing is reserved.
     pub(crate) fn has_room(&self, ino: Ino, bytes: i64) -> Result<()> {
         match self.tightest(ino) {
             Some(Tightest { dir, account, .. }) if !account.has_room(bytes) => {

@@ -104,7 +104,7 @@ impl<'a> Fields<'a> {
 }
 
 impl Header {
-    /// What tells the stream from others: it follows from the two snapshots, so sending them again gives the same.
+    /// The identity of the stream. It follows from the two snapshots, so sending them again gives the same.
     pub fn stream_id(&self) -> u128 {
         let mut said = Vec::new();
         said.extend_from_slice(&STREAM_VERSION.to_le_bytes());
@@ -179,7 +179,7 @@ impl Header {
         };
         let mut header = header;
         let header = header().ok_or_else(|| damaged("a header that makes no sense"))?;
-        // It is made at the end only, when all the rest has come.
+        // The snapshot is made only at the end, when all records were applied.
         if let Err(e) = check_name(OsStr::from_bytes(&header.name)) {
             return Err(StreamError::Refused(format!("the snapshot cannot be made: {e}")));
         }

@@ -1,16 +1,16 @@
 //! Streams that carry snapshots: written by a sender, read by a receiver, on any store of any shape.
 //!
-//! A stream holds what files are and hold, not how a store keeps them: a whole tree, or what to do to a tree that
-//! was received before. `frame` has the bytes of the stream (blocks, each compressed, checksummed, numbered and
-//! chained), `record` what stands in them, `sender` reads a tree, or a difference, and writes records, `receiver`
-//! does what records say to a tree. Both work on any tree behind the traits of `tree`; `inside` implements these
-//! for an open file system.
+//! A stream holds what files are and hold, not how a store keeps them: a whole tree, or what to do to a tree that was
+//! received before. `frame` has the bytes of the stream (blocks, each compressed, checksummed, numbered and chained),
+//! `record` the records in them, `sender` reads a tree, or a difference, and writes records, `receiver` applies
+//! records to a tree. Both work on any tree behind the traits of `tree`; `fs_tree` implements these for an open file
+//! system.
 //!
-//! Guarantees: what a receiver has done came from blocks whose checksums and order were right; a stream that ends
-//! early, or goes on after its end, is an error; memory is bounded by a few blocks, whatever a stream says.
+//! Guarantees: a receiver applies only blocks whose checksums and order are right; a stream that ends early, or
+//! continues after its end, is an error; memory is bounded by a few blocks, whatever a stream says.
 
 mod frame;
-mod inside;
+mod fs_tree;
 mod plan;
 mod receiver;
 mod record;
@@ -20,7 +20,7 @@ mod tree;
 use std::io;
 
 pub use frame::{BLOCK_BYTES, BlockReader, BlockWriter, Header, Position};
-pub use inside::Inside;
+pub use fs_tree::FsTree;
 pub use receiver::{BlockOutcome, Receiver};
 pub use record::{StreamRecord, Totals};
 pub use sender::{Sender, StreamSize};
@@ -33,7 +33,7 @@ pub enum StreamError {
     /// The stream itself could not be read or written.
     #[error("the stream: {0}")]
     Io(io::Error),
-    /// It ends before its end record: what came is right, and the rest may be got again.
+    /// The stream ends before its end record. What came is right, and the rest can be requested again.
     #[error("the stream ends early, at byte {at} (block {block})")]
     Cut {
         /// Byte of the stream.
@@ -41,7 +41,7 @@ pub enum StreamError {
         /// Block that is missing, counted from 0.
         block: u64,
     },
-    /// It is not what a sender has written.
+    /// The bytes are not what a sender has written.
     #[error("the stream is damaged at byte {at} (block {block}): {what}")]
     Damaged {
         /// Byte of the stream where the block begins.
@@ -51,7 +51,7 @@ pub enum StreamError {
         /// What is wrong.
         what: String,
     },
-    /// It is no stream, or one of a version or with features that are not known.
+    /// This is no stream, or one of an unknown version or with unknown features.
     #[error("{0}")]
     Format(String),
     /// Something in the tree that is sent or received could not be done.

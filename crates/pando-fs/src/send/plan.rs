@@ -1,9 +1,10 @@
-//! In what order differences are sent, and which files with several names are made anew.
+//! The order in which differences are sent, and which files with several names are made anew.
 //!
-//! A difference says of a name what has changed, not which names are one file. So a file that has, or had, several is
-//! changed where it is only if all its names of before and of now are told, and are one file on both sides, and if it
-//! is one that can be changed, no symbolic link or device; else its names are removed and made again, as links to one
-//! of them or to one that did not change. Pure but for asking both trees what entries are.
+//! A difference says what has changed at a name, and not which names are one file. So a file that has, or had,
+//! several names is changed in place only if the difference has all its names, before and after, they are one file on
+//! both sides, and the file can be changed (it is no symbolic link or device). Otherwise its names are removed and
+//! made again, as links to one of them or to a name that did not change. The only I/O: entries of both trees are
+//! looked up.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -47,7 +48,7 @@ fn former(renamed: &HashMap<Vec<u8>, Vec<u8>>, path: &[u8]) -> Vec<u8> {
     }
 }
 
-/// The names of one file that are told.
+/// The names of one file in the difference.
 #[derive(Default)]
 struct Group {
     told: u64,

@@ -1,9 +1,9 @@
-//! Does to a tree what records say.
+//! Applies the records of a stream to a tree.
 //!
-//! The caller hands over whole blocks and notes, after each, how far it is; when it is interrupted, what was done
-//! since the last note is done again, which comes to the same (`again`). What leaves and has not arrived lies in a
-//! directory at the top of the tree. Guarantees that a stream that was applied to its end had all that its sender
-//! counted.
+//! The caller passes whole blocks, and stores its position after each. After an interruption the records behind the
+//! stored position are applied again, which has the same result (`again`). Entries that have left their old path and
+//! not reached their new one lie in a directory at the top of the tree. Guarantee: a stream that was applied to its
+//! end had everything that its sender counted.
 
 use std::io::{self, ErrorKind};
 
@@ -24,7 +24,7 @@ pub struct BlockOutcome {
     pub bytes: u64,
     /// How far it is must be noted now, before anything else is done.
     pub phase: bool,
-    /// It was the last block, and all was there.
+    /// This was the last block, and the stream was complete.
     pub ended: bool,
 }
 
@@ -71,7 +71,7 @@ impl<'a> Receiver<'a> {
         self.again = true;
     }
 
-    /// What one that goes on has to know.
+    /// The state that a receiver needs to continue after an interruption.
     pub fn state(&self) -> (Option<&[u8]>, Totals) {
         (self.current.as_deref(), self.totals)
     }

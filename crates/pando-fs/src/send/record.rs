@@ -1,8 +1,8 @@
-//! What stands in the blocks of a stream: one thing to do to a tree after the other.
+//! The records in the blocks of a stream: each is one change of a tree.
 //!
-//! Paths are from the top of the tree, with slashes between names; the empty one is the top. What is about the content
-//! of a file is about the one named last. Guarantees that every path of a record that was read is one that stays in the
-//! tree: no empty names, no `.` nor `..`, no zeros. Pure; `docs/format.md` has the layout.
+//! Paths are from the top of the tree, with slashes between names; the empty one is the top. Records about content
+//! apply to the file that was named last. Guarantee: no path of a decoded record leads out of the tree: there are no
+//! empty names, no `.` nor `..`, no zeros. Pure; `docs/format.md` has the layout.
 
 use crate::{
     send::frame::{BLOCK_BYTES, Fields},
@@ -14,7 +14,7 @@ const PATH_BYTES: usize = 64 << 10;
 /// Most bytes of content in one record.
 pub(crate) const DATA_BYTES: usize = 256 << 10;
 
-/// One thing to do. A receiver does them in order.
+/// One change of a tree. A receiver applies them in order.
 #[allow(missing_docs)] // fields are what their variant says of them
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StreamRecord<'a> {
@@ -26,7 +26,7 @@ pub enum StreamRecord<'a> {
     Open { path: &'a [u8] },
     /// Bytes of the file at an offset.
     Data { offset: u64, bytes: &'a [u8] },
-    /// So many bytes of the file at an offset are a hole.
+    /// `len` bytes of the file at `offset` are a hole.
     Hole { offset: u64, len: u64 },
     /// The file is so long, bytes.
     Size { size: u64 },
@@ -42,7 +42,7 @@ pub enum StreamRecord<'a> {
     Arrive { path: &'a [u8], number: u64 },
     /// Remove a file, or an empty directory.
     Remove { path: &'a [u8], dir: bool },
-    /// All that leaves has left, or all is there that will be.
+    /// The end of a phase: everything that leaves has left, or everything has reached its path.
     Phase,
     /// Owner and group.
     Owner { path: &'a [u8], uid: u32, gid: u32 },

@@ -1,10 +1,11 @@
-//! Writes what a tree holds, or what differs in it from an earlier one, as records.
+//! Writes a tree, or its difference from an earlier one, as records.
 //!
-//! A whole tree is walked in the order of names, so that one snapshot gives one stream, byte for byte. A difference is
-//! told in phases, so that a receiver can do one thing after the other: all that goes away, or goes elsewhere, is taken
-//! out first, children before their directory; then all comes to its place, directories before what is in them; then
-//! further names of files; last, what is said of the directories in which something changed. Memory: the entries of the
-//! directories on the way down and the files with several names; for a difference, all that differs.
+//! A whole tree is walked in the order of names, so that one snapshot gives one stream, byte for byte. A difference
+//! is sent in phases, so that a receiver can apply records in order: first everything that is removed or moved is
+//! taken out, children before their directory; then every entry is put at its path, directories before their entries;
+//! then further names of files; last, the attributes of directories in which something changed. Memory: the entries
+//! of the directories on the present path and the files with several names; for a difference, everything that
+//! differs.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -311,7 +312,7 @@ impl<'a> Sender<'a> {
             return self.whole(path, meta);
         }
         let content = change.aspects.contains(Aspects::CONTENT) || change.aspects.contains(Aspects::SIZE);
-        // Of a file with several names once.
+        // A file with several names is sent once.
         if !content || meta.kind != FileKind::Regular || meta.nlink > 1 && !told.insert(meta.ino) {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! What a sender needs of a tree, and a receiver of another: the calls of a file system, by path from the top.
+//! The traits of trees that can be sent and received: calls of a file system, by path from the top.
 //!
 //! Paths have slashes between names, no slash at an end, and are empty for the top. No call follows a symbolic link,
 //! wherever it stands in a path. Errors are those of the system, by kind.

@@ -1,8 +1,8 @@
-//! Policies carried out: which snapshots are due, and which go.
+//! Applies policies: makes the snapshots that are due, and deletes those that a policy does not keep.
 //!
-//! What is to be done is a pure function of the policy, the time and the snapshots ([`StoredPolicy::is_due`],
+//! Pure functions of the policy, the time and the snapshots decide what is to be done ([`StoredPolicy::is_due`],
 //! [`StoredPolicy::gone`], [`StoredPolicy::next`]). [`Fs::carry_out_policy`] does it, with the rights of the user who
-//! has set the policy. The program that serves the file system decides when to call it.
+//! has set the policy. The program that serves the file system calls it.
 
 use std::ffi::OsString;
 
@@ -25,7 +25,7 @@ const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
 /// What came of carrying out a policy once.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PolicyWork {
-    /// The directory is there, and this is its number. It may be that of another one as soon as the call returns.
+    /// The inode number of the directory, if it exists. After the call the number may belong to another directory.
     pub source: Option<Ino>,
     /// The name of the snapshot that was made.
     pub made: Option<OsString>,
@@ -33,7 +33,7 @@ pub struct PolicyWork {
     pub deleted: Vec<OsString>,
     /// When there is something to do next, if nothing else happens.
     pub next: Option<Time>,
-    /// Why none was made, though one was due, where others were deleted all the same.
+    /// Why a snapshot that was due was not made, if others were deleted nevertheless.
     pub failed: Option<String>,
 }
 
@@ -68,7 +68,7 @@ impl StoredPolicy {
     pub fn next(&self, now: Time, snapshots: &[SnapshotInfo], synced: bool) -> Option<Time> {
         let mut next: Option<i64> = None;
         let mut add = |secs: i64| next = Some(next.map_or(secs, |next| next.min(secs)));
-        // Of the last one if its time can be believed.
+        // From the time of the last snapshot, unless that lies in the future.
         let from = last_automatic(snapshots).map_or(now.secs, |t| t.secs.min(now.secs));
         for (secs, applies) in [(self.every_secs, true), (self.on_sync_secs, synced)] {
             if secs > 0 && applies {
@@ -96,9 +96,10 @@ fn last_automatic(snapshots: &[SnapshotInfo]) -> Option<Time> {
 }
 
 impl Fs {
-    /// Gives the directory a policy, or takes it. Who may clone the directory may, and what is done for it is done with
-    /// the rights of this user. One batch. EINVAL if it says nothing; EFBIG beyond [`MAX_POLICIES`], or where the user
-    /// has as many as are left for others; EROFS inside of a snapshot.
+    /// Sets or removes the policy of a directory. A caller who may clone the directory may do so, and the policy is
+    /// applied with the rights of that user. One batch. EINVAL if the policy says nothing; EFBIG beyond
+    /// [`MAX_POLICIES`], or if the user already has as many policies as there are left for others; EROFS inside of a
+    /// snapshot.
     pub fn set_policy(&self, by: Authority<'_>, dir: Ino, policy: Option<&StoredPolicy>) -> Result<()> {
         self.writable()?;
         let dir = self.dir(dir)?;
@@ -155,12 +156,12 @@ impl Fs {
         Ok(inside.map(|(_, info)| info).collect())
     }
 
-    /// Does what the policy of a directory wants at the time `now`: makes a snapshot if one is due, and deletes those
-    /// that go. `synced`: something in the directory was synced since the last one. `before` is called with the
-    /// directory's number before a snapshot is made, `after` with what each change has made stale.
+    /// Applies the policy of a directory at the time `now`: makes a snapshot if one is due, and deletes those that
+    /// are not kept. `synced`: something in the directory was synced since the last one. `before` is called with the
+    /// directory's number before a snapshot is made, `after` with the cached entries that each change has made stale.
     ///
-    /// Where none can be made, those go that go without it, and on a full store it is tried once more then. The error
-    /// is that of the making if nothing was deleted.
+    /// If the snapshot cannot be made, others are deleted nevertheless, and on a full store it is then tried once
+    /// more. If nothing was deleted, this returns the error of making the snapshot.
     ///
     /// Nothing is done in a file system that is read-only, nor if the directory, or its policy, is gone. Costs a lookup
     /// of each directory on the way, a look at each snapshot of the directory, and what is done.

@@ -1,8 +1,9 @@
-//! What belongs to directories below one that is rolled back: their snapshots, policies and forks.
+//! Snapshots, policies and forks of the directories below one that is rolled back.
 //!
-//! All directories there are new ones afterwards. One that had its place, and was the same, when the snapshot was made,
-//! keeps what belongs to it. One that was moved since is looked for where its own snapshots were made: found there, it
-//! keeps its snapshots and its policy. What belongs to the other directories is removed with them.
+//! All directories there are new ones after the rollback. A directory that was the same, at the same path, when the
+//! snapshot was made keeps its snapshots, policy and forks. A directory that was moved since is looked for where its
+//! own snapshots were made; if it is found there, it keeps its snapshots and its policy. Those of other directories are
+//! removed with them.
 
 use std::{collections::HashMap, ffi::OsStr, os::unix::ffi::OsStrExt, path::Path};
 

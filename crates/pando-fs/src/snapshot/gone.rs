@@ -1,8 +1,9 @@
-//! Snapshots of directories that are gone: finding them, and giving them to another directory.
+//! Snapshots of directories that were removed: finding them, and giving them to another directory.
 //!
-//! Snapshots stay when their directory is removed, whatever removes it: a removal of a tree, a rollback or a clone that
-//! replaces a directory above. They belong to its inode number, which nobody has any more. Here they come to belong to
-//! a directory that is there, where they can be listed, read, cloned and deleted as ever.
+//! Snapshots stay when their directory is removed, whatever removes it: a removal of a tree, a rollback or a clone
+//! that replaces a directory above. They belong to its inode number, which no directory has any more.
+//! [`Fs::adopt_snapshots`] gives them to an existing directory, where they can be listed, read, cloned and deleted as
+//! usual.
 
 use std::{
     collections::HashSet,

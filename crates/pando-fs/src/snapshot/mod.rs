@@ -94,7 +94,7 @@ impl Fs {
         self.snapshot_at(by, source, new, None)
     }
 
-    /// The same, as if made at `at_time`, where one is given.
+    /// Makes a snapshot; its time is `at_time` if one is given.
     fn snapshot_at(
         &self,
         by: Authority<'_>,
@@ -189,7 +189,8 @@ impl Fs {
         self.need_feature(FEATURE_SNAPSHOTS | FEATURE_SNAPSHOTTED | received | automatic)
     }
 
-    /// The family of a directory; one that is not stored yet if it has none. The caller keeps others from making one.
+    /// The family of a directory; a new one, which is not stored yet, if it has none. The caller holds locks, so that
+    /// no other call makes one.
     fn family_or_new(&self, dir: &InodeRef) -> Result<Family> {
         match self.family(dir.ino)? {
             Some(family) => Ok(family),
@@ -357,8 +358,8 @@ impl Fs {
         Ok((family, family_dir, dir))
     }
 
-    /// The family of `source` again, now that its `.snapshots` is held: a rollback may have given it to what the
-    /// directory has become, or somebody else may have adopted it. ESTALE then.
+    /// Reads the family of `source` again, now that its `.snapshots` is locked. ESTALE if a rollback or another call
+    /// has given the family to another directory.
     fn family_held(&self, source: Ino, found: &Family) -> Result<Family> {
         let family = self.family(source)?.filter(|family| family.id == found.id);
         family.ok_or(Error::Stale(source))

@@ -1,9 +1,9 @@
-//! Bringing a snapshot back: in the place of its directory, or as a new tree.
+//! Rolling back to a snapshot: in the place of its directory, or as a new tree.
 //!
-//! A rollback is a clone of the snapshot that replaces the directory, in one batch; what the directory was becomes a
-//! snapshot first, unless that is to be thrown away. Inode numbers below are others afterwards, as those of any clone:
-//! what was moved out of the directory since the snapshot keeps its own. The family of snapshots goes with the place,
-//! and what belongs to directories below goes on with them if they were there already (`below`).
+//! A rollback is a clone of the snapshot that replaces the directory, in one batch. The state before it becomes a
+//! snapshot first, unless the caller does not want that. The entries get new inode numbers, as in any clone, so that
+//! entries that were moved out of the directory since the snapshot keep theirs. The directory keeps its family of
+//! snapshots, and directories below keep theirs if they existed at the time of the snapshot (`below`).
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Instant};
 
@@ -77,7 +77,7 @@ impl Fs {
             let _names = tries.exclusive(&parent.names)?;
             let end = End::to_be(&at, &name)?;
             if self.child(&at, &name)?.is_none_or(|found| found.ino != source) {
-                // It has been moved since its place was looked up.
+                // The directory has been moved since its place was looked up.
                 return Err(Obstacle::Taken { lock: dir.tree.clone(), exclusive: false });
             }
             rights.may_remove(&parent, &dir)?;

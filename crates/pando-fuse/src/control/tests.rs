@@ -104,8 +104,8 @@ fn answers_come_back_and_long_messages_are_cut_at_a_character() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(4000) })]
 
-    /// They come from any process that can open a directory: what is bent, cut or made up is refused, or is another
-    /// request, which means the same when it is written down again.
+    /// Requests come from any process that can open a directory: changed, cut and invented bytes are refused, or
+    /// decode to another request that encodes to the same bytes.
     #[test]
     fn bent_requests_are_refused_or_are_others(
         kind in any::<prop::sample::Index>(),

@@ -36,7 +36,7 @@ impl Token {
         Some(Token(token))
     }
 
-    /// The name of an entry that nobody can make: the attempt shows the daemon that the kernel allows it.
+    /// The name of an entry that cannot be made: the attempt to make it shows the daemon that the kernel allows that.
     pub fn name(&self) -> OsString {
         let mut name = RESERVED.to_vec();
         name.extend_from_slice(self.hex().as_bytes());

@@ -8,7 +8,7 @@ use pando_fs::{FormatOptions, MountOptions, ROOT};
 
 use super::*;
 
-/// A kernel that does what it is told.
+/// A kernel that accepts every notification.
 struct Obedient;
 
 impl Notify for Obedient {
@@ -43,7 +43,7 @@ fn wait<T>(answer: Answer<T>) -> Outcome<T> {
     }
 }
 
-/// Makes a set-user-id file and writes to it as one who may not keep that bit.
+/// Makes a set-user-id file and writes to it as a user who may not keep that bit.
 fn bared(server: &Server, c: &Context, name: &OsStr) -> (u64, u64) {
     let (attr, opened) = server.create(c, ROOT, name, 0o4755, 0, libc::O_RDWR).unwrap();
     let (ino, handle) = (attr.ino, opened.handle);
@@ -74,7 +74,7 @@ fn of_files_that_lost_set_id_bits_nothing_is_kept_when_they_are_forgotten() {
         server.forget(ino, 1);
     }
     assert_eq!(server.shared.bare.lock().len(), 0);
-    // One that the kernel still knows is not told of, whatever of the references it gives back.
+    // The kernel is not notified of an inode that it still knows, however many references it returns.
     let (ino, _) = bared(&server, &c, name);
     wait(server.lookup(&c, ROOT, name)).unwrap();
     server.forget(ino, 1);

@@ -18,10 +18,10 @@ use crate::{
     tool::{ask_of_fork, own_dir, show_adding, show_entering, show_root, whole},
 };
 
-/// What differs between two files or directories of one mount, one by one; see [`pando_fs::Fs::diff`]. It is of the
-/// moment when this is called.
+/// The differences between two files or directories of one mount, one by one; see [`pando_fs::Fs::diff`]. They are
+/// those of the moment of the call.
 pub struct Differences {
-    /// What it is asked on, and is told on.
+    /// The descriptor on which the difference was requested.
     file: OwnedFd,
     reader: crate::diffs::DiffDecoder,
     more: bool,
@@ -34,8 +34,8 @@ const TRIES: u32 = 64;
 /// Says whether to ask again what a signal has ended: not if the process has handled one that is to end it.
 pub type AskAgain<'a> = &'a dyn Fn() -> bool;
 
-/// Asks again what a signal has ended. One that ends this process ends it before that; who is still there was stopped
-/// meanwhile (SIGTSTP, SIGSTOP), or with the machine, and goes on, unless `again` says otherwise.
+/// Repeats a request that a signal has ended, unless `again` says otherwise. A signal that ends this process ends it
+/// before; otherwise the process, or the machine, was stopped (SIGTSTP, SIGSTOP) and continues.
 fn unless_stopped<T>(
     again: AskAgain<'_>,
     ask: impl Fn() -> Result<T, ControlError>,
@@ -49,8 +49,9 @@ fn unless_stopped<T>(
     }
 }
 
-/// Merges the fork at `fork` into the directory at `into`; see [`pando_fs::Fs::merge`]. If this process is stopped, the
-/// merge ends, and begins anew when it goes on. A signal that the process handles ends it if `again` says so.
+/// Merges the fork at `fork` into the directory at `into`; see [`pando_fs::Fs::merge`]. If this process is stopped,
+/// the merge ends, and begins anew when the process continues. A signal that the process handles ends the merge if
+/// `again` says so.
 pub fn merge(
     fork: &Path,
     into: &Path,
@@ -75,7 +76,7 @@ fn merge_once(fork: &Path, into: &Path, options: MergeOptions) -> Result<MergeRe
         show_adding(&to, &other)?;
     }
     if writeback {
-        // As for a clone.
+        // As for a clone: writes out dirty pages in large pieces.
         let _ = rustix::fs::syncfs(&to);
     }
     let asked = ForkAsked::Merge(options);
@@ -138,7 +139,7 @@ fn begin_diff(
     show_entering(&other, &of_other);
     let is_dir = FileType::from_raw_mode(first.st_mode) == FileType::Directory;
     if is_dir && rustix::process::geteuid().is_root() {
-        // Where it cannot be shown, what ordinary users may see is told.
+        // If this cannot be shown, only what ordinary users may see is reported.
         let _ = show_root(&file, &token);
     }
     if writeback {
@@ -153,8 +154,8 @@ fn begin_diff(
 }
 
 impl Differences {
-    /// Of how many files in the two trees there is data that the kernel shows and for which there was no room: it is in
-    /// no difference.
+    /// The number of files in the two trees with data that the kernel shows and that could not be stored for lack of
+    /// space: it is in no difference.
     pub fn unstored(&self) -> u64 {
         self.unstored
     }

@@ -11,8 +11,8 @@ pub(super) const MAX_WORKERS: usize = 16;
 /// How long the kernel may rely on a name or on attributes, seconds. The server is the only one
 /// that changes them behind the kernel's back, and then it notifies.
 pub(super) const VALID_SECS: u64 = 86_400;
-/// Most bytes of one copy_file_range: its older form has 32 bits for the answer. A caller goes on
-/// where a short copy ended.
+/// Most bytes of one copy_file_range: its older form has 32 bits for the answer. After a short copy the caller calls
+/// again.
 pub(super) const MAX_COPY_BYTES: u64 = 0xfff0_0000;
 
 /// An offset or length in bytes of a notification, which has signed fields.

@@ -74,7 +74,7 @@ struct HoldState {
 }
 
 impl Halting {
-    /// As `wanted`; nothing where idle CPUs are left alone.
+    /// The state that `wanted` asks for; `None` if idle CPUs are to be left alone.
     ///
     /// Fails only if it is asked for and cannot be had.
     pub(crate) fn new(wanted: HaltPoll, counters: Arc<Counters>) -> io::Result<Option<Self>> {
@@ -207,7 +207,7 @@ mod tests {
                 halting.dense();
                 std::thread::sleep(HOLD / 20);
             }
-            // A thread that gets no CPU for long may have let go in between, and taken it again.
+            // A thread that gets no CPU for long may have released the request in between, and made it again.
             let held = counters.polling().held_awake - seen;
             assert!(held >= 1);
             seen += held;

@@ -67,8 +67,8 @@ pub enum Answer<T> {
     Now(Outcome<T>),
     /// Work that may wait for a device, for other requests, or notify the kernel.
     Later(Box<dyn FnOnce() -> Outcome<T> + Send>),
-    /// The same, of which little besides a device is waited for as a rule: done without another thread being woken for
-    /// it, where others can go on meanwhile.
+    /// Work like that of `Later`, but which mostly waits for a device only: the thread does it itself, without waking
+    /// another one, if another thread can read requests meanwhile.
     Here(Box<dyn FnOnce() -> Outcome<T> + Send>),
 }
 
@@ -90,7 +90,7 @@ impl<T> From<Outcome<T>> for Answer<T> {
     }
 }
 
-/// Attributes that somebody has asked for.
+/// Attributes in an answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
     /// What they are.
@@ -184,9 +184,9 @@ pub trait Notify: Send + Sync {
     fn forget_pages(&self, ino: u64, offset: u64, len: u64) -> io::Result<()>;
     /// Forgets attributes only.
     fn forget_attributes(&self, ino: u64) -> io::Result<()>;
-    /// Puts all of a file into the page cache. Only while nothing but an open that is not answered yet knows the file:
-    /// then nobody holds its pages, so this may come from the thread that reads requests, and none of them is dirty,
-    /// so nothing is lost. `data` is as long as the file, or the kernel takes the file for longer than it is.
+    /// Puts a whole file into the page cache. Only while no open of the file is answered: then no program has its
+    /// pages locked, so a thread that reads requests may call this, and no page is dirty, so nothing is lost. `data`
+    /// must be as long as the file, or the kernel takes the file for longer than it is.
     fn give_pages(&self, ino: u64, data: &[u8]) -> io::Result<()>;
 }
 
@@ -202,12 +202,12 @@ pub trait Handler: Send + Sync + 'static {
     /// `Ok(None)`: the name does not exist and the kernel may remember that.
     fn lookup(&self, c: &Context, parent: u64, name: &OsStr) -> Answer<Option<Found>>;
     fn forget(&self, ino: u64, count: u64);
-    /// The caller of the request with this number was killed, or got a signal. It is answered all the same.
+    /// The caller of the request with this number was killed, or got a signal. The request is answered nevertheless.
     fn interrupted(&self, unique: u64);
-    /// With a handle, by somebody who has the file open: before a write that goes through the page cache, mostly, which
-    /// fails with what is answered.
+    /// GETATTR. With a handle the caller has the file open, mostly for a write through the page cache, which fails
+    /// with the error of this answer.
     fn getattr(&self, ino: u64, handle: Option<u64>) -> Answer<Found>;
-    /// The same, for one who wants the time of birth too.
+    /// STATX: attributes with the time of birth.
     fn statx(&self, ino: u64) -> Answer<Found>;
     /// Whether the kernel may keep the attributes that the answer to a SETATTR or LINK has. If not, it asks again.
     fn may_keep(&self, c: &Context, ino: u64) -> bool;

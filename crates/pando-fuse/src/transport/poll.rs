@@ -1,13 +1,10 @@
-//! Looking for the next request for a moment instead of going to sleep at once.
+//! Polling for the next request for a moment, instead of sleeping at once.
 //!
-//! A thread that sleeps in `read` has to be woken, and where its CPU has gone
-//! idle meanwhile that costs more than the request itself, above all on a
-//! virtual machine. So while requests come densely, the thread that reads them
-//! tries to read again and again for a short time after each answer, without
-//! waiting, and sleeps only if nothing comes. Guarantees: a mount without requests
-//! sleeps, with no timer running; at most `limit` is burnt per stretch of requests
-//! beyond what the stretch lasts; when somebody else wants the CPU, it is
-//! theirs. Uses getrusage(2) only; knows nothing of the protocol.
+//! A thread that sleeps in `read` has to be woken, and if its CPU is idle by then, that costs more than the request
+//! itself, most of all on a virtual machine. So while requests come densely, the thread that reads them polls for a
+//! short time after each answer, and sleeps only if no request comes. Guarantees: a mount without requests sleeps,
+//! with no timer running; after the last request of a series at most `limit` is spent on polling; polling stops when
+//! another program wants the CPU. Uses getrusage(2) only; knows nothing of the protocol.
 
 use std::{
     io,
@@ -29,10 +26,10 @@ use crate::{
 const POLL_SCORE: u32 = 2;
 const MAX_SCORE: u32 = 32;
 const GAP_SCORE: u32 = 4;
-/// How often it is looked whether somebody else wants the CPU.
+/// How often it is checked whether another program wants the CPU.
 const PREEMPTION_CHECK: Duration = Duration::from_millis(1);
-/// How long polling stops when somebody does, first and at most; twice as long each time if that
-/// happens so soon after the last pause.
+/// How long polling stops if one does: the first time, and at most. The pause doubles if that happens again soon
+/// after the last pause.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_millis(40);
 const RESUMED_LATELY: Duration = Duration::from_millis(30);
@@ -42,7 +39,7 @@ pub(crate) struct Poller {
     possible: bool,
     limit: Duration,
     polite: bool,
-    /// Keeps the CPU of whoever waits from halting.
+    /// Keeps the CPUs of waiting programs from halting.
     halting: Option<Halting>,
     counters: Arc<Counters>,
     state: Mutex<PollState>,
@@ -64,10 +61,10 @@ struct PollState {
 }
 
 impl Poller {
-    /// Polls for up to `limit` after an answer; unless `polite` even if others want the CPU.
+    /// Polls for up to `limit` after an answer; if `polite`, not while other programs want the CPU.
     ///
-    /// Never polls with a limit of zero, or where this process may use only one CPU: there the next request can come
-    /// only if this thread sleeps.
+    /// Never polls with a limit of zero, or if this process may use only one CPU: then the next request can come only
+    /// while this thread sleeps.
     pub(crate) fn new(limit: Duration, polite: bool, counters: Arc<Counters>) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let possible = cpus > 1 && !limit.is_zero();
@@ -99,9 +96,9 @@ impl Poller {
         }
     }
 
-    /// To be called when a request was answered by the thread that reads the next one. Nobody waits for the answer to
-    /// some, of which many may come at once: these are not to be told of, so that polling goes on only for what is
-    /// left of the time after the last answer.
+    /// To be called when the thread that reads the next request has answered one. Not for requests to whose answer no
+    /// program waits: many of these may come at once, and polling must then end with the time after the last other
+    /// answer.
     pub(crate) fn answered(&self) {
         if self.possible {
             self.state.lock().ended = Instant::now();
@@ -194,7 +191,7 @@ mod tests {
         found
     }
 
-    /// As many close requests as it takes for polling to begin after the next.
+    /// Makes as many requests in a row as it takes for polling to begin after the next one.
     fn make_dense(poller: &Poller) {
         for _ in 0..POLL_SCORE {
             assert_eq!(serve(poller, || Some(())), None, "polled without being dense");

@@ -1,14 +1,14 @@
-//! Threads for the requests that say that they may wait: fsync, clones, copies, control.
+//! Worker threads for requests that may wait: fsync, clones, copies, control.
 //!
-//! The thread that reads requests never waits for the kernel. Threads are started when a job finds none idle, up to a
-//! limit of those that are at work; a thread that waits for the device or the kernel says so (`pando_fs::waiting`) and
-//! does not count against it, so that a job which does not wait stands behind none that does.
+//! The thread that reads requests never waits for the kernel. A thread is started when a job finds none idle, up to a
+//! limit of busy threads. A thread that waits for the device or the kernel announces this (`pando_fs::waiting`) and
+//! does not count against the limit, so that no job queues behind one that waits.
 //!
-//! Guarantees: no user's jobs keep those of others from running, however long they wait and whoever makes them wait. A
-//! user has at most as many threads as are left for the others (the rule of dynamic thresholds for a shared buffer:
-//! Choudhury and Hahne, 1998): 128 of 256, if no one else has any. What root has does not depend on others. Idle
-//! threads above the limit end, the others when the pool is dropped, which waits for them as `ending` says; a panic in
-//! a job costs that job only.
+//! Guarantees: the jobs of one user do not keep those of others from running, however long they wait and for whatever
+//! reason. A user has at most as many threads as are left for the others (dynamic thresholds for a shared buffer:
+//! Choudhury and Hahne, 1998): 128 of 256, if no other user has any. Root's share does not depend on others. Idle
+//! threads above the limit end, the others when the pool is dropped, which waits for them as `ending` says; a panic
+//! in a job costs that job only.
 
 use std::{
     cell::Cell,
@@ -36,7 +36,7 @@ const ROOT: u32 = 0;
 #[derive(Default, Clone, Copy)]
 struct Busy {
     count: usize,
-    /// Of these, those whose jobs wait.
+    /// Threads among these whose jobs wait.
     waiting: usize,
 }
 
@@ -49,11 +49,11 @@ impl Busy {
 /// Jobs that wait for a thread, and the threads.
 #[derive(Default)]
 struct JobQueue {
-    /// Each with the user who asked for it.
+    /// The queued jobs, each with its user.
     jobs: VecDeque<(u32, Job)>,
     idle: usize,
     busy: Busy,
-    /// The same by user, of those who have any.
+    /// The numbers of busy threads by user, for users with any.
     users: HashMap<u32, Busy>,
     /// Threads in all.
     count: usize,
@@ -274,7 +274,7 @@ mod tests {
         *gate.0.lock() = false;
         gate.1.notify_all();
         assert_eq!(rx.iter().map(|i| assert!(i < 50)).count(), 50);
-        // Those who did not wait go at once, the others when they find nothing to do.
+        // Threads that did not wait end at once, the others when they find no more jobs.
         let begin = Instant::now();
         while pool.shared.state.lock().count > 2 {
             assert!(begin.elapsed() < Duration::from_secs(20));
@@ -288,7 +288,7 @@ mod tests {
             let pool = Workers::new(16);
             let (tx, rx) = mpsc::channel();
             let gate = Arc::new((Mutex::new(true), Condvar::new()));
-            // The last one comes when the others have all that they may.
+            // The last user comes when the others have all the threads that they may have.
             for uid in [1, 1, 2, 3, 4] {
                 for _ in 0..300 {
                     let (tx, gate) = (tx.clone(), gate.clone());

@@ -91,11 +91,11 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Where a backup is written.
 enum Target {
-    /// A new file, by its path; until it is whole, nobody should take it for a backup.
+    /// A new file, and its path. It is removed after a failure, so that it is not taken for a backup.
     New(File, PathBuf),
-    /// What is no file; of a device also what keeps others from it meanwhile.
+    /// A pipe or a device; for a device also the lock that keeps other programs from it.
     Stream(File, Option<FileDevice>),
-    /// Beside the file that it replaces when it is whole.
+    /// A new file beside an old one, which it replaces when it is complete.
     Beside { new: NamedTempFile, old: PathBuf, held: FileDevice },
 }
 
@@ -115,7 +115,7 @@ impl Target {
         if image::is_same(image, &old) {
             bail!("{} is the image itself", args.file.display());
         }
-        // It may be another image: one that is in use is not overwritten, and nobody begins to use it meanwhile.
+        // The old file may be another image: it is not overwritten while it is in use, and is locked meanwhile.
         let held = image::once_closed(&old, || FileDevice::open(&old, false))??;
         if is_device {
             return Ok(Target::Stream(OpenOptions::new().write(true).open(&old)?, Some(held)));
@@ -147,7 +147,7 @@ impl Target {
         }
     }
 
-    /// All was written.
+    /// Keeps the backup, which is complete.
     fn keep(self) -> Result<()> {
         match self {
             Target::New(file, path) => {
@@ -171,7 +171,7 @@ impl Target {
         Ok(())
     }
 
-    /// What is there is no backup. One that is beside another goes by itself.
+    /// Removes what was written of an incomplete backup. A file beside an old one removes itself.
     fn discard(self) {
         if let Target::New(_, path) = self {
             let _ = std::fs::remove_file(path);

@@ -130,7 +130,7 @@ fn contents(
     let options = MountOptions::default().read_only(true).salvage(true);
     let fs = match Fs::open(device, options) {
         Ok(fs) => fs,
-        // Nothing to find damage in. A superblock that is damaged is told from none at all.
+        // This is no image, so there is no damage to report. A damaged superblock is distinguished from none.
         Err(e @ (pando_fs::Error::Format(_) | pando_fs::Error::Engine(pando_db::Error::Format(_)))) => {
             return Err(Coded(exit::USAGE, format!("{}: cannot be checked: {e}", image.display())).into());
         }

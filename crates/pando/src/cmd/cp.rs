@@ -1,11 +1,11 @@
-//! `pando cp -a`: what `cp -a --reflink=always` would do, if the kernel passed that on to a file system like this.
+//! `pando cp -a`: does what `cp -a --reflink=always` would do if the kernel passed that to FUSE file systems.
 //!
-//! What does not exist at the destination is one clone, however large it is. Where both are directories they are
-//! merged: what is in the source is put into what is there, and the directory gets the source's owner, mode
-//! and times, as cp does it. Nothing is ever copied byte by byte. Of a file with several names the first one that comes
-//! is cloned, and the others become names of that; a directory that is one clone has the names in it as they were. A
-//! link out of a clone cannot be, so a directory is made, and filled, if a file in it has names elsewhere among what is
-//! copied.
+//! If the destination does not exist, the copy is one clone, however large it is. If both are directories, they are
+//! merged: the entries of the source are put into the destination, which gets the source's owner, mode and times, as
+//! with cp. Nothing is ever copied byte by byte. Of a file with several names the first one is cloned, and the others
+//! become links to that; a directory that is one clone has its links inside as they were. No hard link can lead out
+//! of a clone, so a directory is made and filled, instead of cloned, if a file in it has names elsewhere among the
+//! sources.
 
 use std::{
     collections::HashMap,
@@ -137,7 +137,7 @@ pub fn run(args: &Args) -> Result<()> {
     copier.finish()
 }
 
-/// The same in an image that is not mounted, where directories are not merged.
+/// Copies in an image that is not mounted. Directories are not merged there.
 fn copy_in_image(args: &Args, fs: &Fs, sources: &[PathBuf], (shown, target): (&Path, &Path)) -> Result<()> {
     let into = !args.no_target_directory && offline::kind(fs, target) == Some(FileKind::Directory);
     if !into && (sources.len() > 1 || args.target_directory.is_some()) {
@@ -187,9 +187,8 @@ fn copy_in_image(args: &Args, fs: &Fs, sources: &[PathBuf], (shown, target): (&P
 struct NamesGiven(HashMap<OsString, (PathBuf, bool)>);
 
 impl NamesGiven {
-    /// Error if an earlier SRC has got the name of this one, so that it would be lost: a file in the place of another.
-    /// Of two directories the second is put into what the first became. A SRC that is not there (`is_dir` is `None`)
-    /// gets no name.
+    /// Error if an earlier SRC has the same name and would be replaced by this one. Two directories of one name are
+    /// merged. A SRC that does not exist (`is_dir` is `None`) gets no name.
     fn give(&mut self, src: &Path, is_dir: Option<bool>) -> Result<()> {
         let (Some(name), Some(is_dir)) = (own_name(src), is_dir) else { return Ok(()) };
         match self.0.get(name) {
@@ -220,7 +219,8 @@ fn exists(dst: &Goal) -> Result<Option<Metadata>> {
     }
 }
 
-/// Where something goes: what people call it, and the way there, which in a directory that is held open is by that.
+/// A destination: its path for messages, and its path for calls, which goes through the descriptor of an open
+/// directory if there is one.
 struct Goal {
     shown: PathBuf,
     way: PathBuf,
@@ -232,7 +232,7 @@ impl Goal {
     }
 }
 
-/// A directory that is held open, so that whoever may change the path to it leads nothing elsewhere.
+/// A directory that is held open, so that a change of the path to it cannot redirect the copy.
 struct HeldDir {
     dir: OwnedFd,
     shown: PathBuf,
@@ -263,13 +263,13 @@ impl HeldDir {
 /// The first copy of a file with several names, by path, device and inode number: further ones become names of that.
 type FirstCopy = (PathBuf, u64, u64);
 
-/// One call: what fails is said, and the rest is copied all the same.
+/// One call of the command: failures are reported, and the rest is copied.
 struct Copier<'a> {
     args: &'a Args,
     sources: &'a [PathBuf],
     /// What comes next is all that is copied.
     alone: bool,
-    /// What must not become one clone; none while nobody has looked.
+    /// Directories that must not become one clone; `None` until this was determined.
     divided: Option<Divided>,
     /// By device and inode number.
     linked: HashMap<(u64, u64), FirstCopy>,
@@ -292,7 +292,7 @@ impl Copier<'_> {
         self.failed = true;
     }
 
-    /// Says that this is done. That nothing can be written is told at the end.
+    /// Reports a copy that is done. A failure of writing the report is reported at the end.
     fn say(&mut self, src: &Path, dst: &Goal) {
         if self.args.verbose && self.unsaid.is_none() {
             let line = format!("{} -> {}\n", src.display(), dst.shown.display());
@@ -378,7 +378,8 @@ impl Copier<'_> {
             bail!("cp: {} lies inside {}", dst.shown.display(), src.display());
         }
         if !self.divided.as_ref().is_some_and(|divided| divided.may_be_filled(src)) {
-            // Who owns the directory may clone it with what others have in it, but not that alone.
+            // The owner of a directory may clone it with the files of others in it, but may not clone those files
+            // alone.
             self.clone_dir(src, dst)?;
             crate::exit::tell!(
                 "pando: cp: {}: not all in it is yours, so it is one clone, and hard links from it to what is copied \
@@ -445,7 +446,7 @@ impl Copier<'_> {
     }
 }
 
-/// The names in a directory, as far as they can be read, and what came in the way.
+/// The names in a directory, as far as they can be read, and the error that ended the listing.
 fn listed(dir: &Path) -> (Vec<OsString>, Option<io::Error>) {
     let mut names = Vec::new();
     let failed = fs::read_dir(dir).and_then(|mut entries| {

@@ -253,7 +253,7 @@ fn bytes(change: &FileChange) -> u64 {
 }
 
 impl DiffPrinter<'_> {
-    /// Prints a difference; false if nobody reads any more.
+    /// Prints a difference; false if the reader of the output has gone.
     fn print(&mut self, change: &FileChange) -> Result<bool> {
         if change.kind == ChangeKind::Unreadable {
             self.unreadable += 1;
@@ -344,10 +344,10 @@ impl DiffPrinter<'_> {
         let _ = io::stderr().write_all(&ended.stderr);
         match ended.status.code() {
             Some(0 | 1) => {}
-            // Of files that are no text some versions say that on stdout, and nothing else.
+            // For files that are no text some versions print a message on stdout, and nothing else.
             Some(2) if ended.stderr.is_empty() => {}
             None => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
-            // It has said why; what follows can be shown all the same.
+            // The program has printed the reason; later differences can still be shown.
             _ => self.failed += 1,
         }
         Ok(())

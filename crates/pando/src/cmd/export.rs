@@ -41,7 +41,7 @@ pub fn run(args: &Args) -> Result<()> {
     let lost = Cell::new(0);
     let work = || -> Result<(tree::Count, NotKept)> {
         let from = Image::new(&fs, &args.from.path);
-        // What cannot be counted is told of when it cannot be copied.
+        // An entry that cannot be counted is reported when it cannot be copied.
         let total = tree::count(&from, Path::new(""), &Progress::new("counting", 0, stop.clone()));
         let progress = Progress::new("exporting", total.map_or(0, |total| total.bytes), stop.clone());
         copy::copy_around(&from, &HostTree::new(&args.dir), &progress, &mut |path, error| {

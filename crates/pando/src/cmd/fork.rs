@@ -14,7 +14,7 @@ use crate::{
     size,
 };
 
-/// So many changes of a fork are counted; of one with more it is told that there are.
+/// Changes of a fork that are counted, a count; if there are more, the output says so.
 const MAX_COUNTED_CHANGES: usize = 10_000;
 
 /// Clone a directory tree, and remember what it was: to compare, merge or discard it later

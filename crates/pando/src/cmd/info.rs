@@ -1,4 +1,4 @@
-//! `pando info`: what an image says of itself.
+//! `pando info`: prints what the superblock says about an image.
 //!
 //! Reads the superblock alone, so it is quick, needs no lock, and is the same whether the image is mounted or not.
 //! Only the name of an image that was made before superblocks had it is looked for in the file system.

@@ -15,8 +15,8 @@ use clap_mangen::{
     roff::{Roff, roman},
 };
 
-/// Lets udev, and so lsblk and /dev/disk, know block devices that hold a file system of ours. What blkid knows by then
-/// is left alone.
+/// A udev rule by which lsblk and /dev/disk show block devices with a Pando file system. Devices that blkid has
+/// identified are left alone.
 const UDEV_RULE: &str = "\
 # Label and UUID of Pando file systems, which libblkid does not know.
 SUBSYSTEM!=\"block\", GOTO=\"pando_end\"
@@ -114,7 +114,7 @@ fn completion(shell: Shell, program: &mut Command) -> Vec<u8> {
     out
 }
 
-/// All files: where they are to be seen, and what is in them.
+/// All files that are installed: their paths and their contents.
 fn list(args: &Args, parts: Parts) -> Result<Vec<(PathBuf, Content)>> {
     let mut program = parts.program;
     let binary = args.prefix.join("bin/pando");

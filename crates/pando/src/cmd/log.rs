@@ -51,7 +51,7 @@ pub struct Args {
 
 /// A moment of which a path is known.
 pub struct Moment {
-    /// Of the snapshot; `None` is now.
+    /// The time of the snapshot; `None` for the present state.
     pub taken: Option<Time>,
     pub number: u32,
     pub name: String,
@@ -62,7 +62,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Snapshots by time. Those of one tick of the clock were made in the order of their numbers.
+    /// The order of snapshots: by time, and by number if they were made in the same tick of the clock.
     fn order(&self) -> (Option<(i64, u32)>, u32) {
         (self.taken.map(|time| (time.secs, time.nanos)), self.number)
     }

@@ -129,7 +129,7 @@ pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<NewImage>
         }
     };
     let device = match made {
-        // What restore writes is not to push out what others have in the page cache.
+        // Direct I/O, so that the restored data does not displace other data in the page cache.
         Ok(device) => Arc::new(device.with_direct_io()),
         Err(pando_db::Error::Invalid(why)) if !force => {
             bail!("{why}; give --force if what it holds may be lost")

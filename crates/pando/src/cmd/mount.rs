@@ -139,7 +139,7 @@ impl Args {
 
 /// What the options of `-o` say: to the mount, and to this program.
 pub struct Options {
-    /// What the kernel and the file system are told.
+    /// The options for the kernel and the file system.
     pub settings: Settings,
     cache: Option<Size>,
     log_file: Option<PathBuf>,
@@ -258,7 +258,7 @@ fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     if answer == "ready\n" {
         return Ok(());
     }
-    // It has said why, or died without a word.
+    // The daemon has printed the reason, or has died without one.
     let status = daemon.wait()?;
     match status.code() {
         Some(code) => Err(Coded(u8::try_from(code).unwrap_or(exit::FAILURE), String::new()).into()),
@@ -318,7 +318,7 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
         for signal in signals.forever() {
             tell_manager(&[NotifyState::Stopping]);
             log::warn!("signal {signal}: unmounting {}", at.display());
-            // As umount would, and by force if it is in use.
+            // Unmounts as umount would, and by force if the mount is in use.
             ends.end();
         }
     })?;
@@ -343,8 +343,8 @@ fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()
     let result = close(&fs, image, record)
         .and_then(|()| served.with_context(|| format!("{}", dir.display())))
         .and_then(|()| ready.context("telling that the mount is ready"));
-    // Whoever unmounts waits for this process to end. Giving back a large cache piece by piece would take longer
-    // than closing did; the system takes it all at once.
+    // `pando umount` waits until this process ends. Freeing a large cache piece by piece would take longer than
+    // closing did; the system frees all of it at once.
     pando_fuse::exit(i32::from(result.as_ref().map_or_else(exit::report, |()| exit::OK)))
 }
 
@@ -379,7 +379,7 @@ fn close(fs: &Fs, image: &Path, record: Record) -> Result<()> {
     closed.with_context(|| format!("closing {}", image.display())).inspect_err(|e| log::error!("{e:#}"))
 }
 
-/// Tells the parent that the mount is usable, and lets go of its terminal.
+/// Tells the parent that the mount is usable, and detaches from its terminal.
 fn announce() -> Result<()> {
     let mut out = std::io::stdout();
     out.write_all(b"ready\n").and_then(|()| out.flush())?;
@@ -400,7 +400,7 @@ pub fn by_command(image: &Path, dir: &Path, options: &[&str]) -> Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    // Only the mount command's own words: the daemon lets go of stderr when it is ready.
+    // This has only the output of the mount command: the daemon closes stderr when it is ready.
     let output = output.wait_with_output()?;
     if output.status.success() {
         return Ok(());

@@ -215,7 +215,7 @@ impl Work<'_> {
             ground.sync()?;
             ground.clean()
         };
-        // All has come, whatever is in the way of its place: it can go on from there.
+        // The whole stream was received. If the tree cannot be put at its place, a later call can continue from here.
         end().map_err(|error| self.can_go_on(ground, error))
     }
 
@@ -240,7 +240,7 @@ impl Work<'_> {
                     && ground.is_begun()?
                     && ground.snapshots()?.iter().any(received) =>
                 {
-                    // It was interrupted behind its end.
+                    // The last call was interrupted after the end of the stream.
                     ground.lock()?;
                     ground.clean()?;
                     Ok(Found::Done)
@@ -266,9 +266,9 @@ impl Work<'_> {
         };
         if let Some(there) = received(self.header.snapshot) {
             if self.args.resume.is_some() && ground.is_begun()? {
-                // It was interrupted behind its end.
+                // The last call was interrupted after the end of the stream.
                 ground.lock()?;
-                // A directory in which somebody has gone on working must not be turned back.
+                // A directory that was changed after the last receive must not be set back.
                 let changed = ground.is_changed(there)?;
                 let left = changed && ground.is_changed(base)?;
                 if changed && !left {
@@ -313,7 +313,7 @@ impl Work<'_> {
                         "the note of the interrupted receive makes no sense; throw it away with --abort"
                     ),
                     None => {
-                        // It had not come to anything.
+                        // Nothing was received yet.
                         ground.clean()?;
                         ground.begin(base)?;
                         ground.lock()?;
@@ -335,7 +335,7 @@ impl Work<'_> {
         mut reader: BlockReader<io::Stdin>,
         mut note: Note,
     ) -> Result<(), StreamError> {
-        // Not of the stream, but of what is around the tree.
+        // This error is not about the stream, but about the directory around the tree.
         let path = ground.show();
         let other = |error: anyhow::Error| {
             let error = io::Error::other(format!("{error:#}"));
@@ -366,8 +366,8 @@ impl Work<'_> {
         let mut step = BlockOutcome::default();
         let mut saved = note.block;
         let (blocks, queue) = mpsc::sync_channel::<Result<Block, StreamError>>(4);
-        // Reading and checking goes on beside writing. Nobody waits for its end: it may wait for a stream that does
-        // not come.
+        // The stream is read and checked in a thread of its own, for which nothing waits at the end: it may wait for
+        // a stream that does not come.
         thread::spawn(move || {
             loop {
                 let (at, byte) = (reader.position(), reader.bytes());
@@ -396,7 +396,7 @@ impl Work<'_> {
             }
             step = receiver.block(&block, at, byte)?;
             if step.ended {
-                // The end is never noted: one that goes on has to see it, so its block comes again.
+                // The end is never recorded: a receiver that continues has to see it, so its block is sent again.
                 return progress.advance(step.bytes).map_err(stopped);
             }
             let (current, totals) = receiver.state();
@@ -433,7 +433,7 @@ impl Work<'_> {
     /// After an error: what is left, and how to go on.
     fn stopped(&self, ground: &dyn Ground, error: StreamError) -> anyhow::Error {
         let token = self.token;
-        // What stands in it is right, but no place here takes it, however often it comes.
+        // The record is right, but no place here accepts it, however often it comes.
         let never = match &error {
             StreamError::Tree { .. } => "this stream cannot be received here; ",
             _ => "",

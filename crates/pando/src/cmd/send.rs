@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fs::{
     DiffOptions, FileChange, SnapshotId, SnapshotInfo,
-    send::{BlockWriter, Header, Inside, Position, Sender, SourceTree, StreamError, StreamSize},
+    send::{BlockWriter, FsTree, Header, Position, Sender, SourceTree, StreamError, StreamSize},
 };
 use pando_fuse::tool;
 
@@ -99,7 +99,7 @@ impl Named {
         }
     }
 
-    /// The same of a base, where the directory is that of the snapshot if none is given.
+    /// The base of a stream: its directory is that of the snapshot if none is given.
     fn base(path: &Path, snapshot: &Named) -> Result<Named> {
         let mut base = Named::new(path)?;
         if base.dir.as_os_str().is_empty() {
@@ -197,12 +197,12 @@ fn from_image(
     };
     let work = || -> Result<()> {
         let (info, top) = open(snapshot)?;
-        let tree = Inside::new(fs, top);
+        let tree = FsTree::new(fs, top);
         let Some(base) = base else { return write(args, fs.uuid(), snapshot, &info, &tree, None) };
         let (base_info, below) = open(base)?;
         let options = DiffOptions { ranges: true, no_renames: false };
         let changes = fs.diff(None, below, top, options)?.collect::<Result<Vec<_>, _>>()?;
-        let (before, links) = (Inside::new(fs, below), fs.has_links());
+        let (before, links) = (FsTree::new(fs, below), fs.has_links());
         write(
             args,
             fs.uuid(),
@@ -262,7 +262,7 @@ fn write(
             size::show(size.totals.bytes),
         ));
     }
-    // Compressing and writing goes on beside reading.
+    // A thread compresses and writes while this one reads.
     let (blocks, queue) = mpsc::sync_channel::<(Vec<u8>, bool)>(4);
     let level = args.level;
     let writer = thread::spawn(move || -> Result<u64, StreamError> {
@@ -280,7 +280,7 @@ fn write(
     let sent = stream(Sender::new(tree, Some(&mut sink), &mut advance), base);
     drop(blocks);
     let written = writer.join().unwrap_or_else(|_| Err(gone()));
-    // What the writer says is why nobody took the blocks.
+    // The writer's error is the reason why it took no more blocks.
     match (sent, written) {
         (Ok(_), Ok(_)) => Ok(()),
         (_, Err(error)) => Err(error.into()),

@@ -27,8 +27,9 @@ impl Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let dir = place::open_dir(&args.dir)?;
-    // The kernel keeps failures of what it has written unasked for whoever asks first, also of times of files that
-    // a killed program was about to remove, and refuses some mounts above until then. The daemon knows what has failed.
+    // The kernel stores errors of background writes for the first caller that asks, also for times of files that a
+    // killed program was about to remove, and refuses some mounts above this one until then. So its error is dropped
+    // here: the daemon knows what has failed.
     let _noted = rustix::fs::syncfs(&dir);
     match client::send(&dir, &ControlRequest::Sync).with_context(|| format!("sync {}", args.dir.display()))? {
         0 => Ok(()),

@@ -64,7 +64,7 @@ fn time(text: &str) -> Option<Time> {
             !whole.starts_with('+') && fraction.len() <= 9 && fraction.bytes().all(|b| b.is_ascii_digit());
         let nanos: u32 = format!("{fraction:0<9}").parse().ok()?;
         let secs: i64 = whole.parse().ok().filter(|_| digits)?;
-        // A fraction goes on from the number, which below zero is downwards.
+        // The fraction extends the number, so below zero it counts downwards.
         return Some(match whole.starts_with('-') && nanos > 0 {
             true => Time { secs: secs.checked_sub(1)?, nanos: 1_000_000_000 - nanos },
             false => Time { secs, nanos },

@@ -41,8 +41,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.lazy { detach(&dir, How::Lazy) } else { detach(&dir, How::Plain) }
 }
 
-/// Unmounts `dir`. Something that is about to let go (a process that ends, a scan of a file manager) makes it busy for
-/// a moment: waited for.
+/// Unmounts `dir`. If it is busy, this tries again for a while, because a process that ends, or a scan of a file
+/// manager, uses a mount for a moment only.
 fn unmount_patiently(dir: &Path, how: How) -> Result<(), pando_fuse::Error> {
     let begin = Instant::now();
     let mut pause = Duration::from_millis(2);

@@ -1,22 +1,22 @@
-//! How the helpers answer: what they say, and their exit codes.
+//! Messages and exit codes of the helpers (`mount.pando` and others).
 
 use crate::{exit, logging};
 
 /// Exit code of mount(8) and umount(8): wrong usage.
 pub const MOUNT_USAGE: u8 = 1;
-/// Exit code of mount(8) and umount(8): a system error. Of umount(8) also: it is unmounted, but something failed.
+/// Exit code of mount(8) and umount(8): a system error. For umount(8) also: unmounted, but something else failed.
 pub const MOUNT_SYSTEM: u8 = 2;
-/// Exit code of mount(8) and umount(8): it is not mounted, or not unmounted.
+/// Exit code of mount(8) and umount(8): the mount or unmount has failed.
 pub const MOUNT_FAILED: u8 = 32;
 
-/// Says what was wrong with the arguments, or prints help. mount(8) and its like show what is said on stderr.
+/// Prints what is wrong with the arguments, or the help. mount(8) and similar programs show the helper's stderr.
 pub fn usage(error: &clap::Error, code: u8) -> u8 {
-    // There is nobody to tell that it could not be printed.
+    // A failure of printing cannot be reported.
     let _ = error.print();
     if error.use_stderr() { code } else { exit::OK }
 }
 
-/// Says what went wrong, and turns one of our codes into one of the caller's.
+/// Prints an error, and maps the exit code of `pando` to that of the calling program.
 pub fn report(name: &str, done: anyhow::Result<()>, code: impl Fn(u8) -> u8) -> u8 {
     match done {
         Ok(()) => exit::OK,

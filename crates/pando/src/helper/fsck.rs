@@ -15,7 +15,7 @@ use crate::{
 
 /// Errors were left uncorrected, by fsck(8).
 const UNCORRECTED: u8 = 4;
-/// It could not be checked, by fsck(8).
+/// The image could not be checked (an operational error, by fsck(8)).
 const OPERATIONAL: u8 = 8;
 /// Wrong usage, by fsck(8).
 const FSCK_USAGE: u8 = 16;

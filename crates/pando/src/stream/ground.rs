@@ -1,9 +1,10 @@
-//! Where a received tree is made, and how it appears: in a mounted file system.
+//! Receiving into a mounted file system: the place where a tree is made, and how it gets to its path.
 //!
-//! Beside the tree that is to be, `.pando-receive-TOKEN` holds the tree as far as it has come, and a note of how far
-//! that is. It is open to its owner only, and what is not is left alone. A new tree gets its snapshot there and is then
-//! renamed to its place; one that is there already gets a snapshot of what was received among its own, and becomes
-//! that. Both are one step each, so nothing half done is ever seen.
+//! Beside the destination, the directory `.pando-receive-TOKEN` has the tree as far as it was received, and the
+//! position in the stream. It is accessible to its owner only; a directory of that name that others can access is
+//! left alone. A new tree gets its snapshot there and is then renamed to its path; an existing tree gets a snapshot
+//! of what was received among its own, and is rolled back to it. Each is one step, so no other program sees an
+//! incomplete tree.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -57,7 +58,7 @@ pub trait Ground {
     fn is_begun(&self) -> Result<bool>;
     /// Makes the place where the tree is made, with an empty tree or one that is a clone of a snapshot.
     fn begin(&mut self, base: Option<&SnapshotInfo>) -> Result<()>;
-    /// Keeps others from going on with the same.
+    /// Keeps other processes from continuing the same stream.
     fn lock(&mut self) -> Result<()>;
     /// The tree, to be filled.
     fn tree(&self) -> Result<Box<dyn TargetTree + '_>>;
@@ -89,7 +90,7 @@ pub struct Mounted {
     dir: PathBuf,
     name: OsString,
     begun: PathBuf,
-    /// What is at `begun`, once it is known to be the caller's own. All in it is reached by this.
+    /// The directory `begun`, once it is known to be the caller's own. Everything in it is reached by this descriptor.
     place: Option<fs::File>,
     /// What signals raise that are to end the work.
     stop: Arc<AtomicBool>,
@@ -113,8 +114,8 @@ impl Mounted {
         Ok(first.with_context(|| self.show())?.is_some())
     }
 
-    /// Opens what is at `begun`. In a directory of others that may be anything that they have put there, so it is
-    /// refused unless nobody but the caller can have put something into it.
+    /// Opens the directory `begun`. In a directory of other users they may have put anything there, so it is refused
+    /// unless only the caller can have put something into it.
     fn enter(&mut self) -> Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let place = open(&self.begun, flags, Mode::empty()).with_context(|| self.begun())?;
@@ -222,8 +223,8 @@ impl Ground for Mounted {
     fn set_note(&self, note: &[u8]) -> Result<()> {
         let fail = || self.begun();
         let dir = self.place()?;
-        // Where a process is killed that changes names, the kernel may keep the end of its own request for times as if
-        // it were a failed write, and tell that to whoever asks next. No write fails so.
+        // If a process that changes names is killed, the kernel may record the end of its own request for times as a
+        // failed write, and report that to the next caller. No write fails in that way.
         let synced = syncfs(dir);
         if synced == Err(Errno::INTR) { syncfs(dir) } else { synced }.with_context(fail)?;
         client::send(dir, &ControlRequest::Sync).with_context(fail)?;

@@ -1,7 +1,7 @@
 //! A directory of the host (a mounted Pando is one too) as a tree that is sent, or received.
 //!
-//! Everything is done by descriptors from the top, and no link is followed on the way, so what a stream says
-//! cannot reach out of the tree. One directory at a time is kept open: neighbours come one after the other.
+//! All calls go through descriptors from the top, and follow no symbolic link, so nothing in a stream can reach out
+//! of the tree. One directory at a time is kept open, because calls mostly go to entries of the same directory.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -92,9 +92,9 @@ impl TreeBelow {
         self.open.as_ref().map(|(_, file)| file).ok_or_else(|| io::Error::other("no file is open"))
     }
 
-    /// Gives the owner, if that is the caller, all rights to what is at `path`. Only for what is said of it later in
-    /// the stream, which sets its mode: that is so of a directory in which an entry comes or goes, of a file whose
-    /// content is sent, and of what gets attributes.
+    /// Gives the owner, if that is the caller, all rights to the entry at `path`. Only for entries whose mode comes
+    /// later in the stream: directories in which an entry is added or removed, files whose content is sent, and
+    /// entries that get attributes.
     fn open_up(&self, path: &[u8]) -> io::Result<()> {
         self.below.at(path, |dir, name| {
             let stat = rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
@@ -165,7 +165,7 @@ impl SourceTree for TreeBelow {
     fn open(&self, path: &[u8]) -> io::Result<Box<dyn SourceFile + '_>> {
         let file = self.opened(path, OFlags::RDONLY)?;
         let stat = rustix::fs::fstat(&file)?;
-        // Only where blocks are missing are there holes worth two calls each.
+        // Holes are searched for, with two calls each, only if blocks are missing.
         let sparse = (stat.st_blocks as u64).saturating_mul(512) < stat.st_size as u64;
         Ok(Box::new(HostFile { file, sparse, size: stat.st_size as u64 }))
     }
@@ -277,7 +277,7 @@ impl TargetTree for TreeBelow {
     }
 
     fn link(&mut self, to: &[u8], path: &[u8]) -> io::Result<()> {
-        // Of two directories one is kept, so the other is held by a descriptor of its own.
+        // Only one directory is kept open, so the other needs a descriptor of its own.
         let from = self.below.at(to, |dir, _| dir.try_clone())?;
         let old = OsStr::from_bytes(split(to).1);
         self.change(path, |dir, name| Ok(rustix::fs::linkat(&from, old, dir, name, AtFlags::empty())?))
@@ -347,7 +347,7 @@ impl TargetTree for TreeBelow {
             }
             rustix::fs::fchmod(&file, mode)?;
             rustix::fs::futimens(&file, &times)?;
-            // What the kernel only now writes out may not fit, and it tells nobody else.
+            // Close is where the kernel reports that dirty pages could not be stored.
             return match nix::unistd::close(file) {
                 // No write fails so.
                 Err(nix::errno::Errno::EINTR) => Ok(()),

@@ -1,4 +1,4 @@
-//! Where a received tree is made, and how it appears: in an image that is not mounted. As `ground`, by the library.
+//! Receiving into an image that is not mounted: as `ground`, with calls of the library.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use pando_fs::{
     Attr, Authority, Caller, DiffOptions, Error, Fs, Ino, NewSnapshot, RENAME_NOREPLACE, SnapshotInfo,
-    send::{Inside, TargetTree},
+    send::{FsTree, TargetTree},
 };
 
 use crate::stream::ground::{Ground, NEW_NOTE, NOTE, begun_name};
@@ -71,7 +71,7 @@ impl<'a> InImage<'a> {
     /// Makes the tree in the place that was begun.
     fn fill(&self, base: Option<&SnapshotInfo>) -> Result<()> {
         let place = self.resolved(&self.place())?;
-        let cleared = Inside::new(self.fs, place).clear_xattrs(b"");
+        let cleared = FsTree::new(self.fs, place).clear_xattrs(b"");
         self.fs.forget(place, 1);
         cleared.with_context(|| self.place().display().to_string())?;
         let Some(base) = base else { return self.mkdir(&self.place(), &self.name) };
@@ -124,14 +124,14 @@ impl Ground for InImage<'_> {
     }
 
     fn lock(&mut self) -> Result<()> {
-        // The image is locked. One that was begun and came to nothing has no tree.
+        // The image is locked. A receive that ended before its first record has no tree.
         self.top = self.fs.resolve(&self.place().join(&self.name)).ok().map(|attr| attr.ino);
         Ok(())
     }
 
     fn tree(&self) -> Result<Box<dyn TargetTree + '_>> {
         let top = self.top.context("no tree was begun")?;
-        Ok(Box::new(Inside::new(self.fs, top)))
+        Ok(Box::new(FsTree::new(self.fs, top)))
     }
 
     fn note(&self) -> Result<Option<Vec<u8>>> {
@@ -151,7 +151,7 @@ impl Ground for InImage<'_> {
     fn set_note(&self, note: &[u8]) -> Result<()> {
         let place = self.place();
         let ino = self.resolved(&place)?;
-        let mut inside = Inside::new(self.fs, ino);
+        let mut inside = FsTree::new(self.fs, ino);
         let written = inside.create(NEW_NOTE.as_bytes(), true).and_then(|()| inside.write_at(0, note));
         drop(inside);
         let renamed = written.map_err(anyhow::Error::from).and_then(|()| {

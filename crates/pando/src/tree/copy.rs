@@ -54,7 +54,7 @@ impl Links {
         }
     }
 
-    /// This name is one that others can be linked to.
+    /// Notes a name that later names can be linked to.
     fn made(&mut self, meta: &Meta, path: &Path) {
         let left = match self.first.get(&(meta.dev, meta.ino)) {
             Some(first) => first.left,
@@ -73,7 +73,7 @@ impl Links {
     }
 }
 
-/// What is told of files that are not whole.
+/// A callback for files that could not be copied completely.
 pub type Told<'a> = &'a mut dyn FnMut(&Path, anyhow::Error) -> Result<()>;
 
 /// A copy under way.

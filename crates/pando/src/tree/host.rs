@@ -232,7 +232,7 @@ impl Reader for HostReader {
 /// What was made, by its descriptor.
 struct Made<'a> {
     fd: BorrowedFd<'a>,
-    /// That only names it (`O_PATH`): what is neither a regular file nor a directory that may be listed.
+    /// The descriptor has no access (`O_PATH`): the entry is neither a regular file nor a directory that may be listed.
     named: bool,
 }
 
@@ -257,7 +257,7 @@ impl Made<'_> {
             return Ok(rustix::fs::fchmod(self.fd, mode)?);
         }
         match rustix::fs::chmod(self.path(), mode) {
-            // That it has another mode than it is to have is found out afterwards.
+            // A wrong mode is found out afterwards.
             Err(Errno::NOENT) => Ok(()),
             done => Ok(done?),
         }
@@ -414,7 +414,7 @@ impl Sink for HostTree {
     }
 
     fn link(&self, first: &Path, path: &Path) -> Result<()> {
-        // Of two directories one is kept, so the other is held by a descriptor of its own.
+        // Only one directory is kept open, so the other needs a descriptor of its own.
         let (from, old) = self.at(first, |dir, name| Ok((dir.try_clone()?, name.to_owned())))?;
         Ok(self.at(path, |dir, name| Ok(rustix::fs::linkat(&from, &old, dir, name, AtFlags::empty())?))?)
     }
@@ -422,7 +422,7 @@ impl Sink for HostTree {
     fn clear_access_lists(&self, path: &Path) -> Result<()> {
         for list in LISTS {
             match self.by_path(path, |path| Ok(rustix::fs::lremovexattr(path, list)?)) {
-                // It has none, or cannot have any.
+                // The entry has no such attribute, or cannot have any.
                 Err(e) if e.raw_os_error().is_some_and(may_miss) => {}
                 done => done?,
             }
@@ -447,7 +447,7 @@ impl Sink for HostTree {
                 _ => Ok((open(OFlags::PATH)?, true)),
             }
         })?;
-        // From here on the name, which others may lead elsewhere, is not used.
+        // From here on only the descriptor is used, because the name may be changed by others.
         let entry = Made { fd: fd.as_fd(), named };
         if entry_of(&entry.stat()?) != (meta.kind, made) {
             losses.push((Lost::Replaced, "is not what was made there".into()));
@@ -457,13 +457,13 @@ impl Sink for HostTree {
     }
 }
 
-/// What an entry is, for telling it from others.
+/// The kind and identity of an entry.
 fn entry_of(stat: &Stat) -> (FileKind, EntryId) {
     let meta = meta_of(stat);
     (meta.kind, EntryId { dev: meta.dev, ino: meta.ino })
 }
 
-/// The same of what is called `name`, no link followed.
+/// The kind and identity of the entry `name`; symbolic links are not followed.
 fn entry_at(dir: &OwnedFd, name: &OsStr) -> io::Result<(FileKind, EntryId)> {
     Ok(entry_of(&rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)?))
 }

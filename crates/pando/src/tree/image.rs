@@ -41,8 +41,8 @@ impl<'a> Image<'a> {
         if path.as_os_str().is_empty() { self.root.clone() } else { self.root.join(path) }
     }
 
-    /// The inode number of a directory. It and those above it stay referenced until another one is asked for,
-    /// so a walk costs one lookup a step, down or up, however deep it is.
+    /// The inode number of a directory. It and its ancestors keep their references until another directory is
+    /// requested, so a walk costs one lookup for each step, down or up, at any depth.
     fn dir(&self, full: &Path) -> Result<Ino> {
         let mut names = Vec::new();
         for part in full.components() {

@@ -1,7 +1,7 @@
-//! What a copy could not keep, counted, with the first of each sort.
+//! Counts what a copy could not preserve, with the first entry of each sort.
 //!
-//! Whether a host takes an owner, a link, an attribute is its affair and the caller's rights; a copy goes on without,
-//! and says so at its end.
+//! Whether a host accepts an owner, a link or an attribute depends on the host and the caller's rights. A copy
+//! continues without them, and reports that at its end.
 
 use crate::exit::{self, Coded};
 
@@ -9,7 +9,7 @@ use crate::exit::{self, Coded};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Lost {
-    /// It is a file of its own instead of a further name of another.
+    /// The entry is a file of its own instead of a further name of another.
     HardLink,
     /// An extended attribute.
     Attribute,
@@ -83,7 +83,8 @@ impl NotKept {
     }
 }
 
-/// How what cannot be had is told from what fails: the other side does not know such a thing, or the caller may not.
+/// Whether an error is a refusal, and no failure: the other side does not support such a thing, or the caller may not
+/// set it.
 pub fn is_refusal(errno: i32) -> bool {
     matches!(errno, libc::EPERM | libc::EOPNOTSUPP | libc::ENOSYS | libc::EMLINK | libc::EXDEV)
 }

@@ -6,7 +6,7 @@ use super::{bed::Bed, random::Random, trees::same};
 
 /// Budget of the cache in bytes.
 const CACHE: u64 = 64 << 20;
-/// What may come on top of it: in-memory tables (up to five of 8 MiB, and their encoding), the log's
+/// What may come on top of it: memtables (up to five of 8 MiB, and their encoding), the log's
 /// buffer, a checkpoint's node in the making, threads, and what malloc cannot give back.
 const CONSTANT: u64 = 96 << 20;
 /// Bytes for each inode that the kernel holds.

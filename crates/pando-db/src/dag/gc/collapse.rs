@@ -1,16 +1,16 @@
-//! Making leaves of tall nodes that show little, while nothing else is to be done.
+//! Replacing tall nodes of which little is shown by leaves, while the store is idle.
 //!
 //! Clones of clones leave many levels of nodes above a few pairs: each level has an edge or two that still show
-//! something, most of them to nodes that others use too, so that no node can take over the edges of the next one and
-//! become narrow enough. Here all that such a node shows is gathered, from it and from all below, and becomes its
-//! content: it is a leaf then, or stands right above some. It shows what it did, so no path can tell the difference,
-//! and a shared node is changed in place.
+//! something, most of them to shared nodes, so that no node can take over the edges of its children without becoming
+//! too wide. This module collects all pairs that such a node shows, from the node and everything below, and makes
+//! them its content: the node becomes a leaf, or the parent of some leaves. It shows the same pairs as before, so a
+//! shared node may be changed in place.
 //!
-//! Guarantees: what is made takes no more space than what goes with it, and a node becomes lower or stays as it is, so
-//! walks come to an end. It stays above what the Gotos lead to that rest above it, and is no leaf where one does.
-//! Whether one does is seen when the node is changed, in all that refer to it; where the walk has not met all of these,
-//! the node stays as it is. The root is never a leaf. Works on an [`Edit`]; the caller publishes. I/O: of a node a
-//! bounded number of headers and of bytes in pages.
+//! Guarantees: the new nodes take no more space than those that they replace, and a node becomes lower or stays as it
+//! is, so walks end. A node stays higher than the targets of the Gotos that rest above it, and does not become a leaf
+//! below one. Whether a Goto rests there is checked when the node is changed, in all nodes that refer to it; if the
+//! walk has not met all of these, the node stays as it is. The root is never a leaf. Works on an [`Edit`]; the caller
+//! publishes. I/O: of a node a bounded number of headers and of bytes in pages.
 
 use std::{
     cmp::Reverse,
@@ -272,7 +272,7 @@ impl Edit<'_> {
         Ok(Some(all.finish()))
     }
 
-    /// The same of what an edge or Goto over `live` shows, in the keys of the node that it is in.
+    /// The pairs that an edge or Goto over `live` shows, in the keys of its node.
     fn gathered_below(
         &self,
         live: &Span,
@@ -298,7 +298,7 @@ impl Edit<'_> {
         order.sort_unstable();
         let mut lost: HashMap<NodeId, i64> = HashMap::new();
         let mut bytes = 0;
-        // All that refers to a node is higher.
+        // All nodes that refer to a node are higher, so they come first.
         for (_, at) in order {
             let references = lost.get(&at).copied().unwrap_or(0);
             if references > self.count(at) {
@@ -399,7 +399,7 @@ mod tests {
             assert!(edit.collapse(&(id, vec![ROOT])).unwrap());
         }
         let heights = [ROOT, TALL, OTHER].map(|id| edit.height(id).unwrap());
-        // What rested above it must be able to sink: all that the root has is carried down.
+        // Messages that rested above the old nodes must fit above lower ones: all that the root has is flushed.
         let resting = edit.peek(ROOT).unwrap().edges().iter().position(Edge::holds_gotos);
         if let Some(i) = resting {
             edit.flush_edge(ROOT, i).unwrap();

@@ -1,25 +1,26 @@
-//! Lowering a DAG that is higher than its data asks for, while nothing else is to be done.
+//! Lowering a DAG that is higher than its data needs, while the store is idle.
 //!
-//! Clones of clones, and what is written over them, leave nodes of few edges above each other, many of them
-//! shared. A write makes only such nodes lower as it rewrites, and a shared one never. Here each node above a
-//! height is made lower as `write/lower.rs` says, shared ones in place, as far as it becomes no wider than others. The
-//! lowest ones go first, so that those above find lower children. Where that comes to an end and the DAG is much too
-//! tall still, its tallest path is lowered.
+//! Clones of clones, and writes to them, leave levels of nodes with few edges, many of them shared. A write lowers
+//! only nodes that it rewrites, and never a shared one. This module lowers each node above some height as
+//! `write/lower.rs` says, shared ones in place, unless it would become wider than other nodes. The lowest nodes go
+//! first, so that the nodes above find lower children. If no more nodes can be lowered so and the DAG is still much
+//! too tall, its tallest path is lowered.
 //!
-//! Guarantees: a step changes a bounded number of nodes and makes at least one of them lower and none higher, and what
-//! it makes is lower than what it is made for, so the steps end. A node stays above what the Gotos lead to that rest
-//! above it. I/O: headers of tall nodes and of their children, and pages on the fringes of what is shown of these.
+//! Guarantees: a step changes a bounded number of nodes, lowers at least one of them and makes none higher; new nodes
+//! are lower than the node that they are made for. So the steps end. A node stays higher than the targets of the
+//! Gotos that rest above it. I/O: headers of tall nodes and of their children, and pages at the borders of the ranges
+//! that are shown of these.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use crate::{dag::edit::Edit, error::Result, node::NodeId};
 
-/// Tall nodes that one step looks at.
+/// Tall nodes that one step reads, a count.
 const MAX_TALL_NODES: usize = 2048;
 
 impl Edit<'_> {
-    /// Makes some nodes above the limit of tall ones lower; whether there were any that could be. Nothing may wait to
-    /// be reclaimed, and nothing is done where something cannot be read.
+    /// Lowers some of the tall nodes. Returns whether any could be lowered. No node may wait to be reclaimed. Nodes
+    /// below which something cannot be read stay as they are.
     pub fn lower(&mut self) -> Result<bool> {
         if self.height(self.root)? <= self.cx.limits.tall || self.cx.pager.knows_damage() {
             return Ok(false);
@@ -34,12 +35,12 @@ impl Edit<'_> {
         if any { Ok(true) } else { self.lower_above(0) }
     }
 
-    /// The nodes above the limit of tall ones, lowest first, each with the least height that Gotos allow which rest
-    /// above it. If there are many, the tallest.
+    /// The tall nodes, lowest first, each with the least height that the Gotos above it allow. If there are many,
+    /// only the tallest.
     fn tall_nodes(&self) -> Result<Vec<(NodeId, u8)>> {
         let mut queue = BTreeMap::from([((Reverse(self.height(self.root)?), self.root), 0)]);
         let mut found = Vec::new();
-        // All that refers to a node is higher, and has been seen when its turn comes.
+        // All nodes that refer to a node are higher, and were visited before it.
         while let Some(((Reverse(_), id), least)) = queue.pop_first() {
             if found.len() >= MAX_TALL_NODES {
                 break;

@@ -1,13 +1,13 @@
-//! Garbage collection: taking out of the DAG what nothing shows any more.
+//! Garbage collection: removing from the DAG what no reader can see.
 //!
-//! `pushdown` carries deletes to where they free something, beside writers where `worth` says so; `prune` takes out
-//! of shared nodes what no path shows; `lower` takes levels off, and `collapse` puts leaves in the place of tall nodes
-//! that show little. What `prune` and `collapse` change they find by a `survey`. Nodes without references are taken out
-//! by [`crate::dag::edit::Edit::reclaim`].
+//! `pushdown` flushes deletes down to where they free something; beside writers only where `cost_benefit` says that it
+//! pays. `prune` removes from shared nodes what no path shows; `lower` removes levels, and `collapse` replaces tall
+//! nodes that show little by leaves. `prune` and `collapse` find what they change by a `survey`. Nodes without
+//! references are removed by [`crate::dag::edit::Edit::reclaim`].
 
 pub(crate) mod collapse;
+mod cost_benefit;
 pub(crate) mod lower;
 pub(crate) mod prune;
 pub(crate) mod pushdown;
 pub(crate) mod survey;
-mod worth;

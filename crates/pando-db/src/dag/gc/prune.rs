@@ -1,19 +1,16 @@
-//! Pruning: taking out of nodes what no path to them shows, shared nodes included.
+//! Pruning: removing from nodes, shared ones included, what no path shows.
 //!
-//! After clones and deletes a shared node may be seen through edges that each
-//! show a part of it, and between them not all. It cannot be made simple for
-//! one of them, since the others need it; but what none of them shows can go
-//! from the node itself, for all at once, because no path can tell the
-//! difference. That is the reclaimer's second half: without it, deleting both a
-//! tree and its clone could give nothing back.
+//! After clones and deletes a shared node may have several edges that each show a part of it, and together not all of
+//! it. The node cannot be rewritten for one of the edges, because the others need it. But entries that no edge shows
+//! can be removed from the node itself, because no reader sees the difference. Without this, deleting both a tree and
+//! its clone could free nothing.
 //!
-//! [`PruneSurvey`] finds such nodes in one walk from the top: all that
-//! refers to a node is higher, so when its turn comes all paths to it have
-//! been seen. It is careful: a reference that it has not met (from memory, from
-//! a node that waits to be reclaimed) is taken to show everything. What it
-//! finds stays true of a node as long as that node is the same version with as many references, as no change
-//! shows anything that was not visible. So it walks one version, in steps of any size and without a lock.
-//! I/O: headers of interior nodes, and of leaves that are not seen whole.
+//! [`PruneSurvey`] finds such nodes in one walk from the top: all nodes that refer to a node are higher, so all paths
+//! to a node are known when the walk reaches it. A reference that the walk has not met (from a memtable, or from a
+//! node that waits to be reclaimed) counts as showing everything. The result for a node stays true as long as it has
+//! the same version and the same number of references, because no change makes hidden entries visible. So the survey
+//! walks one version, in steps of any size and without a lock. I/O: headers of interior nodes, and of leaves that are
+//! not seen whole.
 
 use std::{
     cmp::Reverse,
@@ -45,7 +42,7 @@ struct Visibility {
 }
 
 enum VisibleParts {
-    /// All of it, or so it must be taken.
+    /// The whole node is shown, or may be.
     All,
     Parts(Vec<Span>),
 }
@@ -264,7 +261,7 @@ fn is_worth_it(node: &Node, shown: &[Span]) -> bool {
 /// What of an edge is needed for what is shown.
 enum Need {
     All,
-    /// They hide all of the child.
+    /// The messages hide the whole child.
     Messages,
     Nothing,
 }
@@ -293,7 +290,7 @@ fn visible(live: &Span, shown: Option<&[Span]>) -> Vec<Span> {
     }
 }
 
-/// The same keys as ascending ranges that neither overlap nor touch.
+/// The keys of `parts` as ascending ranges that neither overlap nor touch.
 fn merged(parts: Vec<Span>) -> Vec<Span> {
     let mut all = Spans::default();
     parts.into_iter().for_each(|part| all.insert(part));

@@ -1,17 +1,15 @@
-//! Sinking deletes: flushing what waits only because nothing pushed it, and
-//! dropping what nothing shows, where that gives space back.
+//! Pushdown of tombstones: flushing deletes that no later write would push down, and dropping nodes that nothing
+//! shows, where that frees space.
 //!
-//! A delete costs one message, and frees what it covers when it arrives there;
-//! on its fringes, and after clones, nodes stay that show only part of what
-//! they hold. A store that is idle after deletes, or short of space, does not
-//! wait for later writes to carry deletes down and to rewrite such nodes. Never
-//! into shared nodes: a private copy would take space; what of those
-//! nothing shows is pruned (`prune`), and those of which nothing is left are taken off their edges here.
+//! A delete costs one message, and frees what it covers when it arrives there. At the borders of its range, and after
+//! clones, there are nodes that show only part of what they hold. A store that is idle after deletes, or short of
+//! space, does not wait until later writes flush the deletes and rewrite such nodes. Deletes are not flushed into
+//! shared nodes, because a private copy would take space: `prune` removes from these what nothing shows, and if nothing
+//! is left of one, it is taken off its edges here.
 //!
-//! In two halves, so that no lock is held over a walk: [`Edit::waiting_tombstones`]
-//! walks a version, a bounded number of nodes from any key on, and says where
-//! something waits; [`Edit::push_down_at`] goes to one such key in the present
-//! version and flushes on the way down.
+//! The work has two halves, so that no lock is held over a walk. [`Edit::waiting_tombstones`] walks a version, a
+//! bounded number of nodes from any key on, and returns keys at which deletes wait. [`Edit::push_down_at`] goes to one
+//! such key in the present version, and flushes on the way down.
 
 use bytes::Bytes;
 
@@ -22,43 +20,43 @@ use crate::{
     node::{Body, Node, NodeId},
 };
 
-/// Which deletes are looked for.
+/// What a walk looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tombstones {
-    /// All, and edges that show only part of what they lead to.
+    /// All deletes, and edges that show only part of their child.
     All,
-    /// Those that give back enough for being carried down beside writes ([`Edit::is_worth_carrying`]).
+    /// Deletes that free enough to be pushed down beside writes ([`Edit::pays_to_push_down`]).
     Worthwhile,
-    /// All, and other messages where many wait: what they write over takes space below as long as they wait.
+    /// As `All`, and edges where many other messages wait: the values that these replace take space until they arrive.
     AndMessages,
 }
 
-/// Where space is short, messages are flushed from an edge where they have at least 1/n of a node.
+/// Where space is short, the messages of an edge are flushed if they take at least 1/n of the size of a node.
 const MANY_FRACTION: usize = 32;
-/// Least bytes of messages that are flushed then: fewer would not free a block.
+/// Least bytes of messages that are flushed for that reason: fewer would not free a block.
 const MANY_BYTES: usize = 4 << 10;
 
 /// A bounded piece of a walk.
 pub(crate) struct TombstoneWalk<'w> {
-    /// Keys below this have been seen to.
+    /// The walk begins at this key: former pieces have dealt with the keys below it.
     pub from: &'w Bytes,
     pub which: Tombstones,
-    /// Nodes that may still be looked at.
+    /// Nodes that may still be looked at, a count.
     pub left: usize,
-    /// Most places to find.
+    /// Most places to find, a count.
     pub most: usize,
-    /// A key at each edge at which something waits, ascending.
+    /// The result, ascending: a key at each edge at which there is something to do.
     pub found: Vec<Bytes>,
 }
 
 impl Edit<'_> {
-    /// Goes on with a walk over private nodes; the key where the next one is to go on, `None` at the end.
-    /// Changes nothing. I/O: at most `walk.left` headers, and those on the way to where it goes on.
+    /// Does one piece of a walk over private nodes. Returns the key at which the next piece is to begin, `None` at the
+    /// end. Changes nothing. I/O: at most `walk.left` headers, and those on the path to its beginning.
     pub fn waiting_tombstones(&self, walk: &mut TombstoneWalk<'_>) -> Result<Option<Bytes>> {
         self.waiting_below(self.root, &Span::all(), &Lens::identity(), walk)
     }
 
-    /// The same below a node of which `seen` is shown, through `lens`.
+    /// The part of [`Edit::waiting_tombstones`] below one node, of which the path `lens` shows `seen`.
     fn waiting_below(
         &self,
         id: NodeId,
@@ -66,7 +64,7 @@ impl Edit<'_> {
         lens: &Lens,
         walk: &mut TombstoneWalk<'_>,
     ) -> Result<Option<Bytes>> {
-        // What cannot be read is passed by, and so is what a sealed image shows more of than there is.
+        // A node that cannot be read is left out, and so is one of which a damaged image shows more than it spans.
         let node = or_if_damaged(self.peek(id).map(Some), None)?;
         let Some(node) = node.filter(|node| node.span.covers(seen)) else { return Ok(None) };
         walk.left = walk.left.saturating_sub(1);
@@ -82,7 +80,7 @@ impl Edit<'_> {
                 return Ok(Some(key));
             }
             let private = edge.child.as_ref().is_none_or(|t| self.is_private(t.id));
-            // One that begins before has had its turn: where much is deleted all the time, a walk gets on.
+            // An edge that begins before `from` was done by a former piece: a walk beside steady deletes must advance.
             let is_next = walk.which != Tombstones::Worthwhile || live.lo >= from;
             let wanted = match private {
                 true => is_next && self.is_wanted(&node, i, walk.which, &mut walk.left)?,
@@ -107,6 +105,8 @@ impl Edit<'_> {
         Ok(None)
     }
 
+    /// Whether edge `i` of `node` has what a walk for `which` looks for. Headers that are read for an estimate are
+    /// subtracted from `left`.
     fn is_wanted(&self, node: &Node, i: usize, which: Tombstones, left: &mut usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
         let many = (self.cx.limits.node / MANY_FRACTION).max(MANY_BYTES);
@@ -115,18 +115,18 @@ impl Edit<'_> {
             Tombstones::All | Tombstones::AndMessages => {
                 Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?)
             }
-            Tombstones::Worthwhile => self.is_worth_carrying(node, i, left),
+            Tombstones::Worthwhile => self.pays_to_push_down(node, i, left),
         }
     }
 
-    /// Flushes what waits at the edges on the way from the root to `key`; whether there was anything. I/O:
-    /// headers of private interior nodes, some for each estimate, and what a flush takes.
+    /// Flushes the edges on the path from the root to `key` that have what `which` says. Returns whether there were
+    /// any. I/O: headers of private interior nodes, some for each estimate, and what a flush takes.
     pub fn push_down_at(&mut self, key: &Bytes, which: Tombstones) -> Result<bool> {
         let mut any = false;
         let (mut id, mut lens, mut above) = (self.root, Lens::identity(), None);
         let mut path = vec![id];
         while !self.is_large() {
-            // Most nodes are only looked at: what is to be changed is copied, with all that waits there.
+            // Most nodes of the path are only read: a node that is changed is copied with all its messages.
             let node = self.handle_below(id, above)?.node;
             let local = lens.apply(key);
             if !node.span.contains(&local) {
@@ -166,14 +166,14 @@ impl Edit<'_> {
         Ok(any)
     }
 
-    /// Takes the child off edge `i` of node `id`, which is private; of the child nothing is shown, by no edge.
-    /// What was pruned in a shared node is never seen by a flush, and its last reference may be such an edge.
+    /// Removes the child of edge `i` of node `id`, which is private, if no edge shows anything of the child. No flush
+    /// would find this: the child was shared when `prune` emptied it, and this edge may be its last reference.
     fn take_off(&mut self, id: NodeId, i: usize) -> Result<bool> {
         let mut node = self.load(id)?;
         let (span, height) = (node.span.clone(), node.height);
         let Body::Interior(edges) = &mut node.body else { return Ok(false) };
         let Some(edge) = edges.get_mut(i) else { return Ok(false) };
-        // What could be read before may not be readable any more.
+        // The child may have become unreadable since.
         if !self.leads_to_nothing(edge)? {
             return Ok(false);
         }

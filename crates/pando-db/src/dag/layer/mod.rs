@@ -1,4 +1,4 @@
-//! Layers: messages that arrived together, and how one lies over another.
+//! Layers: messages that arrived together, and how a newer layer is merged over an older one.
 //!
 //! Inside a layer the updates are newer than the ranges, and the points newer than both; of two layers the upper one
 //! is newer. So no message needs a number of its own. When two layers are merged, a newer range message removes older
@@ -64,7 +64,7 @@ impl Layer {
         Ok(Layer { newest: self.newest, ranges, updates, run })
     }
 
-    /// The same, unless upserts of one key would become too many for a page.
+    /// As [`Layer::over`]; `None` if the upserts of one key would become too many for a page.
     pub fn over_unless_long(&self, older: &Layer, pager: &Pager, merge: &dyn Merge) -> Result<Option<Layer>> {
         if self.piles_up(older, pager)? {
             return Ok(None);
@@ -88,7 +88,7 @@ impl Layer {
         Ok(false)
     }
 
-    /// Bytes of upserts of `key`; 0 if there is a value or a delete, with which others do not pile up.
+    /// Bytes of upserts of `key`; 0 if there is a value or a delete, into which later upserts are merged.
     fn upsert_bytes(&self, key: &[u8], pager: &Pager) -> Result<usize> {
         if let Some(page) = self.run.pages.get(self.run.page_from(key))
             && page.is_one_upsert()

@@ -1,8 +1,7 @@
 //! Runs: slicing, filtering and merging sorted pages, sharing whole pages wherever possible.
 //!
-//! All functions take runs of *detached* nodes (pages in memory or in a named
-//! extent) and give new runs; nothing is changed in place. I/O: only pages on
-//! the fringe of a range, or overlapping another run, are read.
+//! All functions take runs of *detached* nodes (pages in memory or in a named extent) and give new runs; nothing is
+//! changed in place. I/O: only pages at the border of a range, or overlapping another run, are read.
 
 use std::{borrow::Cow, cmp::Ordering, ops::Range, sync::Arc};
 
@@ -46,7 +45,7 @@ impl RunBuilder {
         self.builder.push(key, msg);
     }
 
-    /// The same for entries of a page that was loaded.
+    /// Adds entries of a loaded page.
     fn push_some(&mut self, page: &PageRef, loaded: &Arc<Page>, mut entries: Range<usize>) {
         while !entries.is_empty() {
             entries.start += self.builder.push_some(loaded, &page.prefix, entries.clone(), self.target);
@@ -56,7 +55,7 @@ impl RunBuilder {
         }
     }
 
-    /// An error if the page does not lie behind all there is: a sealed image can say so.
+    /// An error if the page does not lie behind all entries so far, as on a damaged image.
     pub fn push_page(&mut self, page: PageRef) -> Result<()> {
         self.close_page();
         if self.run.pages.last().is_some_and(|last| last.last_key() >= page.first_key()) {
@@ -66,7 +65,7 @@ impl RunBuilder {
         Ok(())
     }
 
-    /// The same for all of a run that lies behind all there is. Small pages are joined.
+    /// Adds a whole run that lies behind all entries so far. Small pages are merged.
     pub fn push_run(&mut self, run: &Run, pager: &Pager) -> Result<()> {
         for page in &run.pages {
             if page.raw as usize >= self.target / SMALL_FRACTION || page.is_placed() {
@@ -103,8 +102,8 @@ impl Run {
         let shared = span.common_prefix_len();
         for page in &self.pages[self.page_from(&span.lo)..] {
             if page.is_inside(span) {
-                // What an edge over `span` lifts is taken off the page's prefix, which is all that its keys have in
-                // common: only a forged header says otherwise.
+                // An edge over `span` lifts only a part of the page's prefix, which is the common prefix of its keys:
+                // only a forged header violates that.
                 if page.prefix.len() < shared {
                     return Err(Error::corrupt(
                         "node page",
@@ -195,7 +194,7 @@ struct RunCursor<'a> {
 }
 
 impl<'a> RunCursor<'a> {
-    /// Of a run that is being merged with `other`.
+    /// The pages of `run` while it is merged with `other`.
     fn new(run: &'a Run, other: &'a Run, pager: &'a Pager) -> Self {
         let readahead = MergeReadahead::new(run, other, pager);
         let mut cursor = Self { run, readahead, page: 0, entry: 0, loaded: None, key: Vec::new() };
@@ -212,7 +211,7 @@ impl<'a> RunCursor<'a> {
         self.page().map(|_| &self.key[..])
     }
 
-    /// Notes the key of the next message, without reading its page if it is the first of one.
+    /// Stores the key of the next message. The page is not read if the message is its first one.
     fn find_key(&mut self) {
         self.key.clear();
         if let Some(page) = self.page() {
@@ -238,8 +237,8 @@ impl<'a> RunCursor<'a> {
         self.find_key();
     }
 
-    /// Hands all messages of the next page below `bound` to `out`, if they may go there as they are:
-    /// values only, where it has to be so. `false` if nothing was done.
+    /// Adds all messages of the next page below `bound` to `out`, if they need no change: only values, if `out` is a
+    /// leaf. `false` if nothing was added.
     fn move_below(&mut self, bound: Option<&[u8]>, values: bool, out: &mut RunBuilder) -> Result<bool> {
         let Some(page) = self.page() else { return Ok(false) };
         let entry = self.entry;

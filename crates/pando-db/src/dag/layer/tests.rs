@@ -1,4 +1,4 @@
-//! Layers and in-memory tables against what they mean: a function from what is below a key to what is there.
+//! Layers and memtables against what they mean: a function from what is below a key to what is there.
 
 use std::{collections::BTreeMap, sync::Arc};
 

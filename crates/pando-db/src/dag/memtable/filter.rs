@@ -1,11 +1,11 @@
-//! Filters of an in-memory table: they tell readers that a key is not in it, without a search.
+//! Filters of a memtable: they tell readers that a key is not in it, without a search.
 //!
-//! There are two. [`Heads`] are the bounds of the first bytes of all keys: where a program writes in one place and
-//! reads in another they are enough, and they lie in memory that each read touches anyway. [`Filter`] is a blocked
-//! Bloom filter: all bits of a key lie in one line of the processor's cache. Keys are only ever added, so versions of a
-//! table share one filter until it is too small for one of them; a key that a later version added costs an earlier one
-//! a useless search. A filter is no larger than the keys of its table need, because readers ask the filters of all
-//! tables, and these should stay in the processor's cache.
+//! There are two. [`Heads`] are the bounds of the first bytes of all keys: if a program writes one range and reads
+//! another, they are enough, and they lie in memory that each read touches anyway. [`Filter`] is a blocked Bloom
+//! filter: all bits of a key lie in one line of the processor's cache. Keys are only ever added, so versions of a
+//! table share one filter until it is too small for one of them; a key that a later version added costs an earlier
+//! one a useless search. A filter is no larger than the keys of its table need, because readers ask the filters of
+//! all tables, and these should stay in the processor's cache.
 //!
 //! Guarantee: a key that was added is found. May use: keys.
 
@@ -31,14 +31,14 @@ const BITS_OF_CHOICE: u32 = (BLOCK_WORDS * 64).trailing_zeros();
 #[derive(Clone)]
 pub(crate) struct Filter(Arc<[AtomicU64]>);
 
-/// The least and the greatest head of all keys that a table ever had: keys that leave it do not narrow them.
+/// The least and the greatest head of all keys that a table ever had. Removed keys do not narrow the bounds.
 #[derive(Clone, Copy)]
 pub(crate) struct Heads {
     least: u64,
     greatest: u64,
 }
 
-/// What both filters use of a key.
+/// The parts of a key that both filters use.
 #[derive(Clone, Copy)]
 pub(crate) struct KeyMark {
     head: u64,

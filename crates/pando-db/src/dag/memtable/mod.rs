@@ -1,4 +1,4 @@
-//! The in-memory table in front of the root.
+//! The memtable in front of the root.
 //!
 //! A persistent map, so that a reader's or cursor's copy costs O(1). It keeps
 //! the rules of a layer: its updates are newer than its ranges, its points newer

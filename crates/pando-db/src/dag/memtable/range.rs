@@ -1,4 +1,4 @@
-//! Deferred clones: what a clone is as long as it stands in an in-memory table.
+//! Deferred clones: what a clone is as long as it stands in a memtable.
 //!
 //! A table lies over a frozen state: all older tables, and the DAG below them.
 //! A clone names a range of keys in that state, not a node, so making one reads
@@ -19,7 +19,7 @@ use crate::{
     node::{RangeMsg, ranged::Ranged},
 };
 
-/// A message about a range of keys in an in-memory table: what is older is gone, and what `origin` leads
+/// A message about a range of keys in a memtable: what is older is gone, and what `origin` leads
 /// to stands in its place.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TableRange {

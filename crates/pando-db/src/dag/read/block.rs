@@ -1,6 +1,6 @@
 //! Blocks: sorted messages at hand, and entry runs through them.
 //!
-//! A block is a page seen from the root, or some points of an in-memory table.
+//! A block is a page seen from the root, or some points of a memtable.
 //! An [`EntryRun`] is a piece of a block about which nothing else has anything to
 //! say, so that it is walked entry by entry without comparing anything. A step
 //! along an entry run allocates nothing and counts no reference: the key is put
@@ -17,16 +17,17 @@ use crate::{
     node::{PageRef, message::Msg, page::Page},
 };
 
-/// How the keys of a page look from the root: `strip`, which all of interest begin with, is taken off the
-/// stored suffix, and `prepend` put on.
+/// The way back of a [`Lens`], for one page: from a stored suffix to the key that the root shows. It removes `strip`,
+/// which all visible suffixes begin with, and adds `prepend`. A lens goes from the root down to the keys of a node; a
+/// page leaves out the prefix that its keys share, so it needs a map of its own.
 #[derive(Debug, Clone)]
-pub(crate) struct KeyMap {
+pub(crate) struct PageLens {
     strip: Bytes,
     prepend: Bytes,
 }
 
-impl KeyMap {
-    /// The keys of `page`, which lies below a path that is `lens`.
+impl PageLens {
+    /// The map for `page`, which lies below a path whose map is `lens`.
     pub fn through(lens: &Lens, page: &PageRef) -> Result<Self> {
         if page.prefix.starts_with(&lens.prepend) {
             return Ok(Self { prepend: lens.invert_shared(&page.prefix), strip: Bytes::new() });
@@ -55,10 +56,10 @@ impl KeyMap {
 pub(crate) enum Block {
     Page {
         page: Arc<Page>,
-        seen: KeyMap,
+        seen: PageLens,
     },
     Points(Arc<Vec<(Bytes, Msg)>>),
-    /// One pair that several sources have a part in; its key is the entry run's.
+    /// One pair that was computed from several sources; its key is that of the entry run.
     Resolved(Bytes),
 }
 
@@ -226,8 +227,8 @@ impl EntryRun {
         false
     }
 
-    /// The same for entry `i` if it is not a plain value in a page. No older message exists for its key, so this
-    /// message alone gives the value.
+    /// Takes entry `i`, which is no plain value in a page. No older message exists for its key, so this message alone
+    /// gives the value. False if the key is deleted.
     #[inline(never)]
     fn take_message(&mut self, i: usize, merge: &dyn Merge) -> bool {
         if let Block::Points(points) = &self.range.block

@@ -1,16 +1,12 @@
-//! Reading ahead for a scan: the pages of a run that it will need lie side by
-//! side on the device, and are read with one request; so are the messages of
-//! an interior node, in each of the places where they lie.
+//! Readahead for scans: the next pages of a run lie side by side on the device and are read with one request, and so
+//! are the messages of an interior node, for each place where they lie.
 //!
-//! The longer a scan has gone on, the more it reads ahead, so that a short one
-//! reads what it needs (and two pages with one request where its range ends in
-//! the second) and a long one at most twice that; one that is known to take all of its range reads as much as can be
-//! from the first request on. What was read stays with the
-//! scan until it has gone by: a page is read once a scan. After [`MAX_REQUEST_BYTES`] bytes
-//! the cache does not learn of what a scan passes for the first time
-//! ([`Keep::Again`]): it goes on in the same little memory instead. Memory:
-//! [`MAX_REQUESTS`] requests of at most [`MAX_REQUEST_BYTES`] bytes. Of short scans one behind the other the pager
-//! makes requests of several pages: see [`Pager::follow`].
+//! The longer a scan is, the more it reads ahead: a short one reads only what it needs (two pages with one request if
+//! its range ends in the second), and a long one at most twice that. A scan that will take its whole range uses large
+//! requests from the beginning. A page stays with the scan until the scan has passed it, so it is read once. After
+//! [`MAX_REQUEST_BYTES`] bytes, pages that a scan reads for the first time are not cached ([`Keep::Again`]), so that
+//! a long scan uses little memory. Memory: [`MAX_REQUESTS`] requests of at most [`MAX_REQUEST_BYTES`] bytes. For
+//! short scans one behind the other the pager makes requests of several pages: see [`Pager::follow`].
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -60,17 +56,17 @@ pub(crate) struct ScanReadahead {
     asked_bytes: usize,
     /// The one used last is last.
     batches: VecDeque<FetchedPages>,
-    /// Of which keys, as the scan sees them, the last thing that could not be read would have told.
+    /// The keys, as the scan sees them, of the last page or header that could not be read.
     pub unread: Option<Box<Span>>,
 }
 
 impl ScanReadahead {
-    /// Of a scan that only brings pages into memory, by requests as large as can be.
+    /// For a scan that only brings pages into memory, with the largest requests.
     pub fn for_others() -> Self {
         Self { for_others: true, limit: MAX_REQUEST_BYTES, ..Self::default() }
     }
 
-    /// Of a scan that will go through all of its range.
+    /// For a scan that will take its whole range.
     pub fn for_all() -> Self {
         Self { limit: MAX_REQUEST_BYTES, ..Self::default() }
     }
@@ -85,7 +81,7 @@ impl ScanReadahead {
         self.asked_bytes
     }
 
-    /// Notes that the scan goes on.
+    /// Notes that the scan continues, so that it reads more ahead.
     fn grow(&mut self) {
         self.limit = (self.limit * 2).clamp(FIRST_BYTES, MAX_REQUEST_BYTES);
     }

@@ -115,7 +115,7 @@ impl<'a, 's> Descent<'a, 's> {
         Self { view, pager, readahead, direction, segment, lens, sources: SmallVec::new(), above: None }
     }
 
-    /// Takes what the in-memory tables say about the segment.
+    /// Takes what the memtables say about the segment.
     pub fn enter_tables(&mut self) -> NextStep {
         for table in &self.view.tables {
             let local = self.local();

@@ -1,15 +1,12 @@
 //! Scan segments: a range of keys over which the path from the root does not
 //! change, and the pairs in it, taken from both ends.
 //!
-//! The sources of a segment (tables, the layers on the path, the leaf) are
-//! merged as they are walked. As long as one of them is alone, up to the next
-//! key of any other, its entries are an [`EntryRun`] and are walked without a
-//! comparison; most of a store is such, since most of it lies in leaves. Where
-//! several speak of the same key, they are laid over each other one by one:
-//! see [`ScanSegment::resolve`]. Updates speak of keys without naming
-//! them: they are heard there, for each source that has no point of the key;
-//! and no source below a source that has one in the segment is alone
-//! ([`Winner::Alone`]), so that its entries are resolved too.
+//! The sources of a segment (tables, the layers on the path, the leaf) are merged as they are walked. As long as one
+//! of them is alone, up to the next key of any other, its entries are an [`EntryRun`] and are walked without a
+//! comparison; most of a store is such, since most of it lies in leaves. If several sources have the same key, their
+//! messages are merged one by one: see [`ScanSegment::resolve`]. Range-upserts apply to keys without naming them:
+//! they are applied there, for each source that has no point for the key; and a source below a range-upsert in the
+//! segment never counts as alone ([`Winner::Alone`]), so that its entries are resolved too.
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -39,7 +36,7 @@ enum Winner {
     Nobody,
     /// One source is alone up to the next key of another, if there is another.
     Alone(usize, Option<usize>),
-    /// This source has a key of which others have something to say.
+    /// This source has the next key, about which other sources have messages, too.
     Tied(usize),
 }
 
@@ -153,8 +150,8 @@ impl ScanSegment {
         })
     }
 
-    /// Takes what the sources say about `key`, which is next in `first` and perhaps in others behind it, and
-    /// lays it over each other.
+    /// Takes the messages of all sources about `key`, which is next in `first` and perhaps in older ones, and
+    /// computes its value.
     fn resolve(
         &mut self,
         first: usize,

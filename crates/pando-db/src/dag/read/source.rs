@@ -14,7 +14,7 @@ use crate::{
         layer::run::bounds,
         memtable::Memtable,
         read::{
-            block::{Block, EntryRange, KeyMap},
+            block::{Block, EntryRange, PageLens},
             readahead::ScanReadahead,
         },
     },
@@ -195,7 +195,7 @@ impl MergeSource {
         self.next[direction as usize].key = key;
     }
 
-    /// Takes the next entries up to `bound`, as far as they are at hand. None only at the end.
+    /// Takes the next entries up to `bound`, as far as they are in memory. Empty only at the end.
     pub fn take_part(
         &mut self,
         direction: Direction,
@@ -259,7 +259,7 @@ impl MergeSource {
         let below = local.hi.as_ref().is_none_or(|hi| compare_joined(&page.prefix, suffix, hi).is_lt());
         if above && below {
             let next = &mut self.next[direction as usize];
-            KeyMap::through(lens, page)?.key_into(suffix, &mut next.key);
+            PageLens::through(lens, page)?.key_into(suffix, &mut next.key);
             next.known = true;
         }
         Ok(above && below)
@@ -311,7 +311,7 @@ impl Supply {
                         from..to
                     }
                 };
-                let block = Block::Page { page: loaded, seen: KeyMap::through(lens, page)? };
+                let block = Block::Page { page: loaded, seen: PageLens::through(lens, page)? };
                 Ok(Some(EntryRange { block, left }))
             }
             Supply::Table { table, lens, rest, at_once } => {

@@ -1,4 +1,4 @@
-//! Reading: a consistent view of the in-memory tables over a version of the
+//! Reading: a consistent view of the memtables over a version of the
 //! DAG, and point queries on it.
 //!
 //! A view never changes and takes no latch: everything it can reach is
@@ -28,7 +28,7 @@ use crate::{
 /// A frozen state of the whole store.
 #[derive(Clone)]
 pub(crate) struct View {
-    /// In-memory tables, newest first.
+    /// Memtables, newest first.
     pub tables: Vec<Arc<Memtable>>,
     pub tree: Arc<Tree>,
     /// The newest batch in it.
@@ -39,7 +39,7 @@ pub(crate) struct View {
     root: OnceLock<Handle>,
 }
 
-/// Upserts met on the way down, newest first, waiting for what they apply to.
+/// Upserts collected during the descent, newest first, until the value that they apply to is found.
 #[derive(Default)]
 struct Pending(Vec<Msg>);
 

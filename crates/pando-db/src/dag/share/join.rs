@@ -1,11 +1,10 @@
-//! Joining neighbouring edges that say the same.
+//! Merging neighbouring edges that show the same child by the same map.
 //!
-//! A clone takes two edges of its node, its own and the gap behind it; one that
-//! is deleted must leave none. So edges with nothing below and nothing waiting
-//! become one, edges that show the same child through the same map become one,
-//! and so do these with an empty edge between them, if what it hides of the
-//! child is nothing: otherwise each deleted clone left an edge for good, and a
-//! reference that kept the child shared. Done wherever edges of a node change.
+//! A clone adds two edges to its node, its own and one for the keys behind it; a deleted clone must leave none. So
+//! neighbouring edges without a child and without messages become one, edges that show the same child by the same map
+//! become one, and so do two such edges with an empty edge between them, if the child has nothing in the range of
+//! that. Otherwise each deleted clone would leave an edge for ever, and a reference that keeps the child shared. This
+//! is done wherever edges of a node change.
 
 use crate::{
     dag::edit::Edit,

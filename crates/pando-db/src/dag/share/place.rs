@@ -1,4 +1,4 @@
-//! Placing clones: the clones of an in-memory table get the nodes of their
+//! Placing clones: the clones of a memtable get the nodes of their
 //! sources (FAST'20 section 3, "To clone all keys with prefix s to new keys with
 //! prefix p").
 //!
@@ -11,9 +11,8 @@
 //! source in one leaf is copied by value: a small clone or rename must not leave
 //! a Goto behind.
 //!
-//! Runs in the edit that applies the table, so nobody waits for it. Cost a
-//! distinct source: O(height) headers, the pages on the fringe of what waits
-//! for it, and one flush a level where much waits.
+//! This runs in the edit that applies the table, so no caller waits for it. Cost for each distinct source: O(height)
+//! headers, the pages at the borders of the messages for it, and one flush for each level where many wait.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -38,7 +37,7 @@ use crate::{
 
 /// Source data up to this many bytes, if it lies in one leaf, is copied by value.
 const BY_VALUE_BYTES: usize = 64 << 10;
-/// The same once a node's worth of data was copied for one table, so that bursts of clones stay small.
+/// The limit after as many bytes as a node has were copied for one table, so that a burst of clones copies little.
 const BY_VALUE_BURST_BYTES: usize = 1 << 10;
 
 /// A node, and the prefix in its local keys that the source has there.
@@ -48,8 +47,7 @@ struct NodeAt {
     prefix: Bytes,
 }
 
-/// What stands in a range of keys, oldest first: the oldest part, and over it `pending`. Keys are relative to
-/// the prefix of the range.
+/// The source of a clone, oldest first: the base, and over it `pending`. Keys are relative to the prefix of the range.
 #[derive(Default)]
 pub(crate) struct CloneSource {
     /// The lowest node that holds all; `None`: there is nothing below `pending`.
@@ -62,7 +60,7 @@ pub(crate) struct CloneSource {
     pub bytes: usize,
 }
 
-/// What placing the clones of a table came to.
+/// The result of placing the clones of a table.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PlacedClones {
     /// Clones that were copied by value.
@@ -116,8 +114,8 @@ impl Edit<'_> {
         Ok((Layer { newest: table.msn, ranges, updates, run: run.finish() }, placed))
     }
 
-    /// Finds what stands in the range `image`. Where something on the way cannot be read, the search ends
-    /// above it: readers of the clone find it there, as those of the source do.
+    /// Finds the source in the range `image`. If a node on the path cannot be read, the search ends above it: readers
+    /// of the clone then meet the damage there, as those of the source do.
     pub fn source_of(&self, image: &Span) -> Result<CloneSource> {
         let mut source = CloneSource::default();
         let mut wanted = image.clone();
@@ -210,7 +208,7 @@ impl Edit<'_> {
 }
 
 enum Way {
-    /// One child or Goto target, seen through this map, holds everything that is older.
+    /// One child or Goto target, by this map, has everything that is older.
     Down(Lens, NodeId),
     /// There is nothing older.
     Ends,

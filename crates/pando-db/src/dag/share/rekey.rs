@@ -11,8 +11,8 @@ use crate::{
 };
 
 impl Node {
-    /// This node as its edge over `live` to `target` shows it, with local keys `k[strip..]`.
-    /// I/O: pages on the fringe of what is visible.
+    /// This node as an edge over `live` to `target` shows it, with local keys `k[strip..]`.
+    /// I/O: pages at the borders of what is visible.
     pub fn simple(self, live: &Span, target: &Target, pager: &Pager) -> Result<Node> {
         let image = Lens::of_edge(live, &target.prepend).apply_span(live);
         if !self.span.covers(&image) {
@@ -45,8 +45,8 @@ impl Node {
         Ok(Node { height: self.height, span: span.clone(), body })
     }
 
-    /// The same node with the first `len` bytes, which all its keys share, taken off. No page
-    /// changes: their prefixes do.
+    /// The node without the first `len` bytes of its keys, which they all share. Only the prefixes of pages change,
+    /// not the pages.
     pub fn lifted(self, len: usize) -> Node {
         if len == 0 {
             return self;
@@ -56,7 +56,7 @@ impl Node {
         self.through(&lens)
     }
 
-    /// The same node with all its keys seen through `lens`.
+    /// The node with all its keys mapped by `lens`.
     pub fn through(self, lens: &Lens) -> Node {
         let body = match self.body {
             Body::Leaf(run) => Body::Leaf(run.through(lens)),

@@ -1,9 +1,8 @@
-//! What an edge shows, judged by headers alone.
+//! Checks by headers alone whether an edge shows anything.
 //!
-//! Cutting a range out of an edge leaves slivers on both sides, between one
-//! clone and the next for instance. A sliver that shows nothing must not keep
-//! its child: it would take an edge, hold a reference to a node that may be
-//! shared for no other reason, and keep empty neighbours from being joined.
+//! Cutting a range out of an edge leaves slivers on both sides, such as between one clone and the next. A sliver that
+//! shows nothing must not keep its child: it would hold a reference to a node, which may be shared for no other
+//! reason, and would keep empty neighbours from being merged.
 
 use crate::{
     dag::edit::Edit,
@@ -13,13 +12,13 @@ use crate::{
 };
 
 impl Edit<'_> {
-    /// True if it is certain that an edge over `live` to `target` shows no pair and no message, of a
-    /// node of height `above`. Follows one edge a level and gives up where more are visible. I/O: a
-    /// header a level.
+    /// True if it is certain that an edge over `live` to `target`, of a node of height `above`, shows no pair and no
+    /// message. Follows one edge for each level, and returns false if more are visible. I/O: one header for each
+    /// level.
     pub fn shows_nothing(&self, live: &Span, target: &Target, above: u8) -> Result<bool> {
         let (mut live, mut target, mut above) = (live.clone(), target.clone(), above);
         loop {
-            // What cannot be read may show anything.
+            // A node that cannot be read may show anything.
             let Ok(node) = self.peek(target.id) else { return Ok(false) };
             if node.height >= above {
                 return Err(Error::corrupt("edge", 0, format!("node {} is not below its parent", target.id)));
@@ -47,18 +46,18 @@ impl Edit<'_> {
     }
 }
 
-/// What waits about some keys at an edge.
+/// The messages about a range of keys at an edge.
 enum Waiting<'a> {
-    /// No value, and nothing that leads to one.
+    /// There is no value, and no message that leads to one.
     Nothing,
-    /// A message about a range that holds all of them is the newest.
+    /// The newest message is a range message that covers all the keys.
     Range(&'a RangeMsg),
-    /// Perhaps a value.
+    /// There may be a value.
     Something,
 }
 
 fn waiting<'a>(layers: &'a [Layer], keys: &Span) -> Waiting<'a> {
-    // Newest first. Updates make no values, deletes of a part of the keys only hide some.
+    // Newest first. Range-upserts make no values, and deletes of a part of the keys only hide some.
     for layer in layers.iter().rev() {
         if layer.run.meets(keys) {
             return Waiting::Something;

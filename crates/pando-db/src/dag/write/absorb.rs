@@ -1,6 +1,6 @@
-//! Taking messages into a node: range messages rest, or turn into edges; points
-//! go to the edge of their key; updates are split among the edges that they
-//! cover; at a leaf all of them become pairs.
+//! Taking messages into a node: range messages rest, or are converted into edges;
+//! points go to the edge of their key; range-upserts are split among the edges
+//! that they cover; at a leaf all of them become pairs.
 //!
 //! Invariant kept: every message of an interior node lies within one edge, and
 //! a Goto rests only at least two levels above its target (FAST'20 section 3,
@@ -13,10 +13,10 @@ use crate::{
 };
 
 impl Edit<'_> {
-    /// `node` with `layer` on top of all it holds.
+    /// `node` with `layer` over all that it holds.
     pub fn absorb(&self, mut node: Node, mut layer: Layer) -> Result<Node> {
-        // What lies outside would be lost as the layer is cut into the parts of edges. The span of a node comes
-        // from the device, so it may be a false one.
+        // Messages outside the span would be lost when the layer is cut into the parts of edges. The span of a node
+        // comes from the device, so it may be wrong.
         let ends = [layer.run.pages.first(), layer.run.pages.last()];
         let is_inside = ends.into_iter().flatten().all(|page| page.is_inside(&node.span))
             && layer.updates.iter().all(|u| node.span.covers(&u.span));
@@ -28,7 +28,7 @@ impl Edit<'_> {
             return Ok(node);
         }
         if !layer.ranges.is_empty() {
-            layer.ranges = self.take_all_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
+            layer.ranges = self.convert_ranges(&mut node, std::mem::take(&mut layer.ranges))?;
         }
         let (pager, merge) = (self.cx.pager, self.cx.merge);
         let (mut points, mut ranges) = (0, 0);

@@ -1,15 +1,12 @@
 //! Keeping the DAG low: taking the visible edges of a child into its parent.
 //!
-//! A clone whose source spans several edges of the root makes a new root, and an
-//! edge may show little of a tall node. A query visits a level only for what is
-//! visible there. So if an edge shows few edges of its child, these are taken
-//! into the parent, which splits if it becomes too wide. Thus the height follows
-//! the number of live edges, not the number of clones ever made. This is done to
-//! nodes that are being rewritten anyway.
+//! A clone whose source spans several edges of the root makes a new root, and an edge may show only few edges of a
+//! tall node. Then a level costs each query a node and separates few keys. So if an edge shows few edges of its
+//! child, these are taken into the parent, which splits if it becomes too wide. Thus the height follows the number of
+//! live edges, not the number of clones ever made. This is done to nodes that are being rewritten anyway.
 //!
 //! A child that is taller than the stored data needs
-//! ([`crate::dag::tree::Limits::tall`]) goes even if its edge shows more of it,
-//! or if many messages wait in it.
+//! ([`crate::dag::tree::Limits::tall`]) is replaced by its edges even if they are more, or if many messages wait in it.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -22,19 +19,19 @@ use crate::{
 
 /// Edges that a node may reach by taking tall children in, as a multiple of the fanout.
 const MAX_FANOUT_FACTOR: usize = 8;
-/// A view of fewer edges than this fraction (1/n) of the fanout is not worth a level.
+/// A child of which an edge shows at most 1/n of the fanout in edges is not worth a level.
 const THIN_FANOUT_FRACTION: usize = 4;
 
 impl Edit<'_> {
-    /// `node` with the edges of its thin and tall children in place of those to them, and these children, which may
-    /// have no references once the node has been put. I/O: headers of shared or tall children, and pages at the
-    /// bounds of what is visible of them.
+    /// `node`, in which the edges to thin and tall children are replaced by the edges of these children; and these
+    /// children, which may have no references once the node has been put. I/O: headers of shared or tall children,
+    /// and pages at the bounds of what is visible of them.
     pub fn flatten(&self, node: Node) -> Result<(Node, Vec<NodeId>)> {
         self.flatten_where(node, |edge, live, height, siblings| self.thin_child(edge, live, height, siblings))
     }
 
-    /// The same for the children of height `child_height`, as long as the node has at most `most` edges afterwards.
-    /// I/O: their headers, and pages at the bounds of what is visible of them.
+    /// [`Edit::flatten`] for the children of height `child_height`, as long as the node has at most `most` edges
+    /// afterwards. I/O: their headers, and pages at the bounds of what is visible of them.
     pub(crate) fn flatten_children(
         &self,
         node: Node,
@@ -168,7 +165,7 @@ fn visible(child: &Node, live: &Span, target: &Target) -> Range<usize> {
 mod tests {
     use crate::dag::tests::{edge, edit, interior};
 
-    /// Such an edge went, with all messages that waited there.
+    /// Such an edge was lost, with all messages that waited there.
     #[test]
     #[should_panic(expected = "a child is chosen for an edge that has none")]
     fn an_edge_without_a_child_is_not_dropped_with_its_messages() {

@@ -50,7 +50,7 @@ impl Edit<'_> {
         }
     }
 
-    /// The same among the edges that are not `stuck`.
+    /// The edge with most messages among those that are not `stuck`.
     fn heaviest(&self, node: &Node, stuck: &[usize]) -> Result<Option<usize>> {
         let limits = &self.cx.limits;
         let held_up: usize = stuck.iter().filter_map(|&i| node.edges().get(i)).map(Edge::pending).sum();
@@ -75,8 +75,8 @@ impl Edit<'_> {
         Ok(None)
     }
 
-    /// True if of the points that wait at edge `i` half a node's worth would come to wait at one edge of the
-    /// child, or to stand in one leaf. I/O: the child's header.
+    /// True if at least half as many bytes as a node has, of the points at edge `i`, would go to one edge of the
+    /// child, or to one leaf. I/O: the child's header.
     fn go_on_together(&self, node: &Node, i: usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
         let Some(target) = &edge.child else { return Ok(true) };
@@ -127,8 +127,8 @@ impl Edit<'_> {
             let parts = self.parts(child_id, node)?;
             parent = self.attach(parent, i, parts)?;
         }
-        // Whether a child may be merged in place shows in its count, and what was pulled up or attached
-        // is counted when the parent stands in the edit.
+        // The reference count of a child says whether it may be merged in place, and it is right only when the parent
+        // has been put into the edit.
         self.put(id, parent.clone())?;
         let parent = self.merge_small(parent, i)?;
         self.put(id, parent)
@@ -182,14 +182,14 @@ impl Edit<'_> {
         edges <= self.cx.limits.fanout / 2 && pending(child) <= self.cx.limits.node / 4
     }
 
-    /// The node at the least height that its children and resting Gotos allow. Only for nodes above
-    /// which no Goto rests: it might have to sink to a height that is no longer there.
+    /// The node at the least height that its children and resting Gotos allow. Only for nodes above which no Goto
+    /// rests: its target might be too high for the lowered node.
     pub(crate) fn lowest(&self, mut node: Node) -> Result<Node> {
         node.height = self.height_needed(&node)?;
         Ok(node)
     }
 
-    /// That height.
+    /// The least height that the children and resting Gotos of a node allow.
     pub(crate) fn height_needed(&self, node: &Node) -> Result<u8> {
         let mut height = 1;
         for edge in node.edges() {
@@ -210,7 +210,7 @@ impl Edit<'_> {
     }
 
     /// A node for an edge that leads nowhere yet: a leaf, or where Gotos wait, one right above the
-    /// highest target. There that Goto turns into an edge. In a taller one all might rest, and a parent
+    /// highest target. There that Goto is converted into an edge. In a taller one all might rest, and a parent
     /// with room for it would take it back as it was: the flush would have done nothing.
     fn fresh_child(&self, parent_height: u8, layers: &[Layer], span: Span) -> Result<Node> {
         let gotos = layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref());

@@ -1,12 +1,14 @@
-//! Making nodes lower, which clones have left higher than what they show asks for.
+//! Lowering nodes that clones have left higher than their contents need.
 //!
-//! A node takes over the edges of its highest children: it shows what it did, so no path can tell the difference, and
-//! nothing is flushed. One that is much too tall takes over many, and puts them under children anew. Levels of a few
-//! edges each, most of which lead to what is low, become as many levels as their edges ask for.
+//! A node takes over the edges of its highest children: it shows the same as before, so readers see no difference,
+//! and nothing is flushed. A node that is much too tall takes over many edges, and puts them under new children. So
+//! several levels of few edges each, most of which lead to low nodes, become as many levels as the number of edges
+//! needs.
 //!
-//! Guarantees: a node is made lower or left as it is, and stays above the height that its caller gives, for the Gotos
-//! that rest above it. Nodes that are made are lower than the one that they are made for. Works on an [`Edit`]; the
-//! caller publishes. I/O: headers of a node and of its children, and pages on the fringes of what is shown of these.
+//! Guarantees: a node is lowered or left as it is, and stays above the height that its caller gives, for the Gotos
+//! that rest above it. New nodes are lower than the node that they are made for. Works on an [`Edit`]; the caller
+//! publishes. I/O: headers of a node and of its children, and pages at the borders of the ranges that are shown of
+//! these.
 
 use crate::{
     dag::{
@@ -17,20 +19,21 @@ use crate::{
     node::{Body, Edge, Node, NodeId},
 };
 
-/// Levels above a tall one from which on a node is lowered beyond the width of others, and a DAG while it is written.
+/// From so many levels above the height of a tall node on, a node is lowered even if it becomes wider than others,
+/// and a DAG is lowered while it is written to.
 const TOO_TALL_LEVELS: u8 = 4;
-/// Edges that such a node takes over, as a multiple of the fanout.
+/// Most edges that such a node takes over, as a multiple of the fanout.
 const WIDE_FACTOR: usize = 8;
 
 impl Edit<'_> {
-    /// Lowers a DAG that is much higher than its data asks for along its tallest path, until the edit is large; whether
-    /// any node there could be made lower. Nothing is flushed for it. A shared node ends the path, since others may
-    /// have Gotos resting above it; but what is above takes its edges over.
+    /// Lowers a DAG that is much higher than its data needs, along its tallest path, until the edit is large. Returns
+    /// whether any node was lowered. Nothing is flushed. A shared node ends the path, because other parents may have
+    /// Gotos that rest above it; but the node above it takes over its edges.
     pub(crate) fn lower_tallest(&mut self) -> Result<bool> {
         self.lower_above(TOO_TALL_LEVELS)
     }
 
-    /// The same of a DAG and of nodes that are `spare` levels above a tall one.
+    /// [`Edit::lower_tallest`] for a DAG and nodes that are `spare` levels above a tall one.
     pub(crate) fn lower_above(&mut self, spare: u8) -> Result<bool> {
         let most = self.cx.limits.tall.saturating_add(spare);
         if self.height(self.root)? <= most || self.cx.pager.knows_damage() {
@@ -58,10 +61,9 @@ impl Edit<'_> {
         Ok(any)
     }
 
-    /// Puts nodes of a path from the root anew at the least height that their children allow: these may have
-    /// become lower. Without this a clone of a tree rests above a height that nothing needs, and each clone of
-    /// the clone above that. Those above which a Goto waits stay as they are, and those that were taken out.
-    /// I/O: headers.
+    /// Rewrites the nodes of a path from the root with the least height that their children allow, after these have
+    /// become lower. Without this, a clone of a tree would be placed higher than needed, and each clone of the clone
+    /// higher again. Nodes above which a Goto rests, and nodes that were removed, stay as they are. I/O: headers.
     pub(crate) fn lower_path(&mut self, path: &[NodeId]) -> Result<()> {
         for (i, &id) in path.iter().enumerate().rev() {
             if !self.exists(id) || !self.is_private(id) || self.height(id)? == 0 {
@@ -71,7 +73,7 @@ impl Edit<'_> {
                 Some(above) => self.may_be_lowered_below(*above, id)?,
                 None => id == self.root,
             };
-            // Most nodes are only looked at.
+            // Most nodes are only read.
             let Some(node) = or_if_damaged(self.peek(id).map(Some), None)?.filter(|_| may) else { continue };
             if self.height_needed(&node)? < node.height {
                 self.put(id, self.lowest(self.load(id)?)?)?;
@@ -80,7 +82,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// True if node `above` refers to `id`, and no Goto waits there that has to rest above it.
+    /// True if node `above` has an edge to `id`, and no Goto rests at that edge.
     fn may_be_lowered_below(&self, above: NodeId, id: NodeId) -> Result<bool> {
         if !self.exists(above) {
             return Ok(false);
@@ -90,7 +92,7 @@ impl Edit<'_> {
         Ok(edges.next().is_some_and(|edge| !edge.holds_gotos()) && edges.next().is_none())
     }
 
-    /// The least height of the child of an edge: above what the Gotos lead to that rest there.
+    /// The least height of the child of an edge: higher than the targets of the Gotos that rest there.
     pub(crate) fn least_below(&self, edge: &Edge) -> Result<u8> {
         let mut least = 0;
         for target in edge.layers.iter().flat_map(|l| &l.ranges).filter_map(|r| r.target.as_ref()) {
@@ -99,9 +101,9 @@ impl Edit<'_> {
         Ok(least)
     }
 
-    /// Puts a node anew without its highest children, as far as it has room for their edges, if that makes it lower.
-    /// A `wide` one has room for many: these come to stand in new children then, which are as many levels as their
-    /// number asks for and no more.
+    /// Rewrites a node with the edges of its highest children in place of these, as far as the edges fit, if that
+    /// lowers the node. With `wide` many edges fit: they are put under new children, in as many levels as their
+    /// number needs.
     pub(crate) fn lower_node(&mut self, id: NodeId, least: u8, wide: bool) -> Result<bool> {
         let limits = self.cx.limits;
         let mut node = self.load(id)?;

@@ -1,7 +1,7 @@
-//! Writing: messages go down, and nodes stay within their limits.
+//! Writing: flushing messages down, and keeping nodes within their limits.
 //!
-//! `root` takes an in-memory table in, `absorb` messages into one node, `flush` moves them to a child,
-//! `split` and `flatten` keep nodes neither too large nor too small, `lower` makes them lower.
+//! `root` applies a memtable, `absorb` adds messages to a node, `flush` moves them to a child, `split` and `flatten`
+//! keep nodes within their sizes, `lower` reduces their height.
 
 pub(crate) mod absorb;
 pub(crate) mod flatten;

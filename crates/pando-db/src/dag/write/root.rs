@@ -1,8 +1,8 @@
-//! The root: taking an in-memory table in, growing by a level and shrinking again.
+//! The root: applying a memtable, growing by a level, and shrinking again.
 //!
-//! Everything enters the DAG here: the oldest sealed table, with its clones placed below the rest of it,
-//! becomes a layer of the root, and the limits of all nodes on the way down are restored. Works on an
-//! [`Edit`]; the caller publishes. I/O: headers, and what the flushes take.
+//! All messages enter the DAG here: the oldest sealed memtable, with its clones placed below its other messages,
+//! becomes a layer of the root, and the limits of all nodes on the way down are restored. Works on an [`Edit`]; the
+//! caller publishes. I/O: headers, and what the flushes take.
 
 use std::collections::BTreeMap;
 
@@ -20,12 +20,12 @@ use crate::{
     node::{Body, Edge, Layer, MAX_HEIGHT, Node, NodeId, Target},
 };
 
-/// Bytes of pending messages up to which a clone copies them, whatever the node size.
-const MIN_CARRY_BYTES: usize = 4 << 10;
+/// Up to this many bytes of pending messages for its source are copied by a clone, whatever the node size.
+const MIN_COPIED_BYTES: usize = 4 << 10;
 
 impl Edit<'_> {
-    /// Takes in the oldest in-memory table: its clones get nodes, and lie below the rest of it, which is
-    /// `layer`.
+    /// Applies the oldest memtable: its clones get the nodes of their sources, and are placed below its other
+    /// messages, which are `layer`.
     pub fn apply_table(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
         let placed = match table.has_clones() {
             true => {
@@ -43,21 +43,20 @@ impl Edit<'_> {
         Ok(placed)
     }
 
-    /// Lowers a DAG that is much too tall, as far as the edit has room; whether any node is lower then.
+    /// Lowers a DAG that is much too tall, until the edit is large. Returns whether any node was lowered.
     pub fn lower_too_tall(&mut self) -> Result<bool> {
         let any = self.lower_tallest()?;
         while any && self.shrink_root()? {}
         Ok(any)
     }
 
-    /// Takes a layer in at the root, and restores all limits on the way down.
+    /// Adds a layer to the root, and restores the limits of all nodes on the way down.
     pub fn apply_to_root(&mut self, layer: Layer) -> Result<()> {
         let root = self.root_for(layer)?;
         self.fit_root(root)
     }
 
-    /// Takes the oldest in-memory table in at the root and leaves it there: where what lies below cannot be
-    /// read.
+    /// Adds the oldest memtable to the root and flushes nothing: used if nodes below cannot be read.
     pub fn keep_table(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
         let (clones, placed) = match table.has_clones() {
             true => self.place_clones(table)?,
@@ -69,8 +68,8 @@ impl Edit<'_> {
         Ok(placed)
     }
 
-    /// The same above the root that there is: where that cannot be read, or would have to be parted inside a
-    /// page that cannot be. I/O: none but for sources of clones.
+    /// Adds the oldest memtable to a new root above the present one: used if the present root cannot be read, or
+    /// would have to be split inside an unreadable page. I/O: only for sources of clones.
     pub fn keep_table_above(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
         // A clone may show all that the root holds, and a Goto rests two levels above its target.
         self.grow_root()?;
@@ -78,7 +77,7 @@ impl Edit<'_> {
         self.keep_table(table, layer)
     }
 
-    /// The root, which may be a new one, with a layer on top.
+    /// The root with `layer` added; a new root if the targets of Gotos in the layer need more height.
     fn root_for(&mut self, layer: Layer) -> Result<Node> {
         let mut wanted = 1;
         for target in layer.ranges.iter().filter_map(|r| r.target.as_ref()) {
@@ -90,10 +89,10 @@ impl Edit<'_> {
         self.absorb(self.load(self.root)?, layer)
     }
 
-    /// Flushes on from a root that an earlier edit left with more than its limit, because it had become
-    /// large; whether anything could be.
+    /// Continues flushing from a root that an earlier edit has left above its limit, because the edit had become
+    /// large. Returns whether anything was flushed.
     pub fn relieve_root(&mut self) -> Result<bool> {
-        // It is looked at often, and nothing is worth flushing then as a rule.
+        // This is called often, and mostly there is nothing to flush.
         let root = self.peek(self.root)?;
         let before = pending(&root);
         if self.worth_flushing(&root)?.is_none() {
@@ -117,15 +116,15 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Puts the root anew, as `root`: within all limits, under as many levels as its width needs, and without
-    /// levels that do nothing.
+    /// Replaces the root by `root`, within all limits: under as many levels as its width needs, and without levels of
+    /// a single edge.
     fn fit_root(&mut self, root: Node) -> Result<()> {
-        // Nothing rests above the root, so it may sink.
+        // No Goto rests above the root, so it may become lower.
         let mut parts = self.within_limits(Some(self.root), root)?;
         while parts.len() > 1 {
             self.grow_root()?;
             let mut top = self.load(self.root)?;
-            // Some parts may have sunk further than others.
+            // Some parts may be lower than others.
             top.height = top.height.max(parts.iter().map(|(_, part)| part.height).max().unwrap_or(0) + 1);
             let before = parts.len();
             let top = self.attach(top, 0, parts)?;
@@ -139,8 +138,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Takes the level below the root away if the root has a single child and nothing waits above that;
-    /// whether it did. I/O: the child's header.
+    /// Makes the only child of the root the new root, if no message waits at its edge. Returns whether it did. I/O:
+    /// the child's header.
     fn shrink_root(&mut self) -> Result<bool> {
         let root = self.load(self.root)?;
         let [edge] = root.edges() else { return Ok(false) };
@@ -157,10 +156,10 @@ impl Edit<'_> {
         Ok(true)
     }
 
-    /// Takes what clones and deletes have left below the root back, where the root has room for it: edges
-    /// that show nothing lose their child, and private children of few edges, above which nothing waits,
-    /// their level. Whether there was any; each takes a reference or a node away, so this ends. I/O: headers
-    /// of children of the root, and of some below those that show little.
+    /// Removes edges and levels below the root that clones and deletes have left: edges that show nothing lose their
+    /// child, and private children of few edges, at whose edges no messages wait, are replaced by their edges if the
+    /// root can take these. Returns whether there were any. Each step removes a reference or a node, so this ends.
+    /// I/O: headers of children of the root, and of some nodes below those that show little.
     pub fn heal_root(&mut self) -> Result<bool> {
         let mut root = self.load(self.root)?;
         let (mut i, mut any) = (0, false);
@@ -186,7 +185,7 @@ impl Edit<'_> {
                     self.put(self.root, root.clone())?;
                     self.remove(target.id)?;
                     any = true;
-                    // Those that came in its place may be such, too.
+                    // The new edges may lead to such children, too.
                     continue;
                 }
             }
@@ -208,30 +207,30 @@ impl Edit<'_> {
         Ok(any)
     }
 
-    /// True if edge `i` shows all that the root does, and the root has room for the edges of its child: then a level is
-    /// there for nothing, however wide the child is. Clones that were deleted leave such a root.
+    /// True if edge `i` shows everything that the root does, and the edges of its child fit into the root: then the
+    /// level is not needed, however wide the child is. Deleted clones leave such a root.
     fn does_all(&self, root: &Node, i: usize, child: &Node) -> bool {
         root.edges().iter().enumerate().all(|(at, edge)| at == i || edge.is_void())
             && root.edges().len() + child.edges().len() - 1 <= self.cx.limits.fanout
             && pending(child) <= self.cx.limits.node
     }
 
-    /// Flushes the sources of the clones of `table` down to their nodes where more waits for them than should
-    /// be copied. How many were.
+    /// Flushes the messages for the sources of clones in `table` down to the nodes of the sources, if there are more
+    /// than should be copied. Returns the number of such sources.
     pub fn push_down_sources(&mut self, table: &Memtable) -> Result<u64> {
         let mut times: BTreeMap<(Bytes, Option<Bytes>), usize> = BTreeMap::new();
         for (_, image) in table.clones().filter_map(TableRange::source) {
             *times.entry((image.lo, image.hi)).or_default() += 1;
         }
-        let each = self.cx.limits.abundant.max(MIN_CARRY_BYTES);
+        let each = self.cx.limits.abundant.max(MIN_COPIED_BYTES);
         let (mut copied, mut pushed_down) = (0, 0);
         for ((lo, hi), times) in times {
             let image = Span { lo, hi };
             let bytes = self.source_of(&image)?.bytes;
             let all = bytes.saturating_mul(times);
             let much = bytes > each || (bytes > 0 && copied + all > self.cx.limits.node.max(each));
-            // What an edit that has become large cannot flush any more is copied: pages are shared, not
-            // written.
+            // If the edit has become large, the messages are copied instead of flushed: their pages are shared, and
+            // not written.
             if much && !self.is_large() {
                 self.push_down(&image)?;
                 pushed_down += 1;
@@ -242,15 +241,15 @@ impl Edit<'_> {
         Ok(pushed_down)
     }
 
-    /// Flushes everything that waits for `image` down to the lowest node that holds all of it, private copies
-    /// of shared nodes on the way included; these are lowered then. Cost: one flush a level.
+    /// Flushes all messages for `image` down to the lowest node that contains the whole range, with private copies of
+    /// shared nodes on the path; these nodes are then lowered if possible. Cost: one flush for each level.
     fn push_down(&mut self, image: &Span) -> Result<()> {
         let mut path = Vec::new();
         self.push_down_through(image, &mut path)?;
         self.lower_path(&path)
     }
 
-    /// Flushes what waits for `image`, as [`Edit::push_down`] says, and notes the nodes whose edges it flushes.
+    /// The flushes of [`Edit::push_down`]. Adds the nodes whose edges it flushes to `path`.
     fn push_down_through(&mut self, image: &Span, path: &mut Vec<NodeId>) -> Result<()> {
         let mut id = self.root;
         let mut wanted = image.clone();

@@ -1,4 +1,4 @@
-//! Restoring the sizes of nodes: splitting what is too large, merging what is
+//! Restoring the sizes of nodes: splitting those that are too large, merging those that are
 //! too small.
 //!
 //! A leaf is split between its 1/4 and 3/4 keys at the shortest separator, so

@@ -54,21 +54,22 @@ pub type Admitted<'a> = Option<MutexGuard<'a, LastDeletes>>;
 
 /// What a batch does to the space of the store, which decides how far into the reserve it may go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Gives {
-    /// It deletes as `Most` does, and removes the last reference to data that other batches have deleted, such as a
-    /// snapshot ([`Effect::Releases`]).
-    Release,
-    /// It deletes, and writes little beside that.
-    Most,
-    /// It deletes and writes little, but moves or clones: that takes space, by what it shares, when it is flushed,
-    /// and a caller may repeat it without end. Or it writes little, and makes values smaller ([`Effect::Shrinks`]).
-    Moves,
-    /// All others: they may take space.
-    Little,
+enum SpaceEffect {
+    /// The batch deletes as [`SpaceEffect::Frees`] says, and removes the last reference to data that other batches
+    /// have deleted, such as a snapshot ([`Effect::Releases`]).
+    Releases,
+    /// The batch deletes, and writes little beside that.
+    Frees,
+    /// The batch deletes and writes little, but moves or clones: that takes space, by what it shares, when it is
+    /// flushed, and a caller may repeat it without end. Or it writes little, and makes values smaller
+    /// ([`Effect::Shrinks`]).
+    MayTake,
+    /// All others: they take space.
+    Takes,
 }
 
-impl Gives {
-    fn by(ops: &[Op], effect: Effect) -> Gives {
+impl SpaceEffect {
+    fn by(ops: &[Op], effect: Effect) -> SpaceEffect {
         let (mut deleted, mut written, mut moves) = (None, 0, false);
         for op in ops {
             match op {
@@ -85,29 +86,29 @@ impl Gives {
         }
         match deleted {
             Some(deleted) if written <= deleted + MOST_BESIDE_DELETES_BYTES => match moves {
-                true => Gives::Moves,
-                false if effect == Effect::Releases => Gives::Release,
-                false => Gives::Most,
+                true => SpaceEffect::MayTake,
+                false if effect == Effect::Releases => SpaceEffect::Releases,
+                false => SpaceEffect::Frees,
             },
-            None if effect == Effect::Shrinks && written <= MOST_BESIDE_DELETES_BYTES => Gives::Moves,
-            _ => Gives::Little,
+            None if effect == Effect::Shrinks && written <= MOST_BESIDE_DELETES_BYTES => SpaceEffect::MayTake,
+            _ => SpaceEffect::Takes,
         }
     }
 }
 
 impl Engine {
-    /// Bytes that the last deletes may not take, so that a batch of [`Gives::Release`] goes through when no other
-    /// does: those of its edit, and of [`SPLIT_NODES`] more. If more nodes are shared than one edit changes, and the
-    /// last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can change,
-    /// whose old versions stay in use: so the bytes of a second edit are kept as well. Otherwise there is little to
-    /// release, and little is kept, because such a store has to be emptied too.
-    fn release_room(&self, last: &LastDeletes) -> u64 {
-        let edit = self.least_edit_room();
+    /// Bytes that the last deletes may not take, so that a batch of [`SpaceEffect::Releases`] goes through when no
+    /// other does: those of its edit, and of [`SPLIT_NODES`] more. If more nodes are shared than one edit changes,
+    /// and the last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can
+    /// change, whose old versions stay in use: so the bytes of a second edit are kept as well. Otherwise there is
+    /// little to release, and little is kept, because such a store has to be emptied too.
+    fn release_reserve(&self, last: &LastDeletes) -> u64 {
+        let edit = self.min_edit_reserve();
         let shared = || self.superversion.read().tree.table.shared();
         if last.were_in_vain() && shared() > self.limits.edit_nodes as u64 {
-            (2 * edit).min(self.edit_room().midpoint(self.reserve()))
+            (2 * edit).min(self.edit_reserve().midpoint(self.reserve()))
         } else {
-            (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_room())
+            (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_reserve())
         }
     }
 
@@ -144,14 +145,14 @@ impl Engine {
             let bytes = encoded.len + OP_BYTES * ops.len();
             self.throttle.delay(bytes, self.pressure(), self.seal_threshold(), || self.help_build());
         }
-        self.space_for(Gives::by(ops, effect), encoded.len as u64)
+        self.space_for(SpaceEffect::by(ops, effect), encoded.len as u64)
     }
 
     /// True if another table may be filled and sealed. A clone adds a message or a few, so it does not wait behind
     /// writers that fill tables with values. Tables that were recovered from the log do not count: they have a share
     /// of the memory of their own, and are flushed first.
     fn has_room_in_tables(&self, for_clone: bool) -> bool {
-        let sizes = &self.views.sizes;
+        let sizes = &self.memtable_sizes;
         let tables = sizes.sealed().saturating_sub(sizes.recovered());
         if tables < MAX_SEALED_TABLES {
             return true;
@@ -166,7 +167,7 @@ impl Engine {
 
     /// How near the work that waits for the threads is to one of its limits, as [`pressure`] says.
     fn pressure(&self) -> f64 {
-        let sizes = &self.views.sizes;
+        let sizes = &self.memtable_sizes;
         let tables = sizes.bytes().saturating_sub(sizes.recovered_bytes()) as u64;
         let table = self.seal_threshold() as u64;
         let of_log = self.log_size();
@@ -182,41 +183,41 @@ impl Engine {
         .fold(0.0, f64::max)
     }
 
-    fn space_for(&self, gives: Gives, len: u64) -> Result<Admitted<'_>> {
-        // Deletes may use the reserve except `edit_room`: the flush and the checkpoint that free their space need
+    fn space_for(&self, space_effect: SpaceEffect, len: u64) -> Result<Admitted<'_>> {
+        // Deletes may use the reserve except `edit_reserve`: the flush and the checkpoint that free their space need
         // that. Renames, which a caller may repeat without end, stop at three quarters of the way from there to the
         // reserve, so that deletes still go through.
-        let held_back = match gives {
-            Gives::Release | Gives::Most if len <= SMALL_BATCH_BYTES => self.edit_room(),
-            Gives::Moves if len <= SMALL_BATCH_BYTES => {
-                self.edit_room().midpoint(self.reserve()).midpoint(self.reserve())
+        let held_back = match space_effect {
+            SpaceEffect::Releases | SpaceEffect::Frees if len <= SMALL_BATCH_BYTES => self.edit_reserve(),
+            SpaceEffect::MayTake if len <= SMALL_BATCH_BYTES => {
+                self.edit_reserve().midpoint(self.reserve()).midpoint(self.reserve())
             }
             _ => self.reserve(),
         };
         // Earlier renames show what space they take only when they are flushed: flush them before judging this one.
-        if gives == Gives::Moves && self.is_short() {
+        if space_effect == SpaceEffect::MayTake && self.is_short() {
             waiting::announce();
             self.flush_what_is_written()?;
         }
         let enough = || -> Result<bool> {
             let (wanted, free) = (self.owed() + held_back + 2 * len, self.space.free_bytes());
-            let better = (wanted + self.working_room()).min(free);
+            let better = (wanted + self.working_space()).min(free);
             Ok(free >= wanted && (self.space.ensure_backed(better)? || self.space.ensure_backed(wanted)?))
         };
         if enough()? {
             return Ok(None);
         }
-        if len > SMALL_BATCH_BYTES || !matches!(gives, Gives::Release | Gives::Most) {
+        if len > SMALL_BATCH_BYTES || !matches!(space_effect, SpaceEffect::Releases | SpaceEffect::Frees) {
             return if self.settle_for(&enough)? { Ok(None) } else { Err(Error::NoSpace) };
         }
         waiting::announce();
         let mut turn = self.last_deletes.lock();
         // With less free space than one edit needs, no batch could be flushed.
-        let wanted = |turn: &LastDeletes| match gives {
-            Gives::Release => self.least_edit_room() + 2 * len,
-            _ => self.release_room(turn) + 2 * len,
+        let wanted = |turn: &LastDeletes| match space_effect {
+            SpaceEffect::Releases => self.min_edit_reserve() + 2 * len,
+            _ => self.release_reserve(turn) + 2 * len,
         };
-        if turn.until_retry > 0 && gives == Gives::Most {
+        if turn.until_retry > 0 && space_effect == SpaceEffect::Frees {
             self.checkpoint()?;
             if self.can_take_one_more(wanted(&turn))? {
                 turn.until_retry -= 1;
@@ -229,8 +230,8 @@ impl Engine {
         }
         for _ in 0..LAST_TRIES {
             if self.can_take_one_more(wanted(&turn))? {
-                match gives {
-                    Gives::Release => *turn = LastDeletes::default(),
+                match space_effect {
+                    SpaceEffect::Releases => *turn = LastDeletes::default(),
                     _ => turn.settled_in_vain(),
                 }
                 return Ok(Some(turn));
@@ -265,7 +266,7 @@ impl Engine {
         self.superversion.read().tree.versions.count()
     }
 
-    /// Whether a small batch that frees space may go even below `edit_room`, because no other batch is in memory and
+    /// Whether a small batch that frees space may go even below `edit_reserve`, because no other batch is in memory and
     /// no node is dirty: such batches can be flushed one after the other. Without this a store could not be emptied
     /// once edits have taken more than was reckoned (messages that reach full leaves split them).
     fn can_take_one_more(&self, wanted: u64) -> Result<bool> {
@@ -312,25 +313,28 @@ mod tests {
         let key = |len: usize| Bytes::from(vec![b'k'; len]);
         let put = |len| Op::Put(key(len), key(500));
         let delete = |len| Op::Delete(key(len));
-        let by = |ops: &[Op]| Gives::by(ops, Effect::Unsaid);
-        assert_eq!(by(&[]), Gives::Little);
-        assert_eq!(by(&[put(1)]), Gives::Little);
-        assert_eq!(by(&[delete(0)]), Gives::Most);
-        assert_eq!(by(&[delete(9), Op::DeleteRange(key(9), None)]), Gives::Most);
-        assert_eq!(by(&[delete(9), put(524)]), Gives::Most);
-        assert_eq!(by(&[delete(9), put(534)]), Gives::Little);
-        let releases = |ops: &[Op]| Gives::by(ops, Effect::Releases);
-        assert_eq!(releases(&[delete(9), put(524)]), Gives::Release);
-        assert_eq!(releases(&[delete(9), put(534)]), Gives::Little);
-        assert_eq!(releases(&[put(1)]), Gives::Little);
+        let by = |ops: &[Op]| SpaceEffect::by(ops, Effect::Unsaid);
+        assert_eq!(by(&[]), SpaceEffect::Takes);
+        assert_eq!(by(&[put(1)]), SpaceEffect::Takes);
+        assert_eq!(by(&[delete(0)]), SpaceEffect::Frees);
+        assert_eq!(by(&[delete(9), Op::DeleteRange(key(9), None)]), SpaceEffect::Frees);
+        assert_eq!(by(&[delete(9), put(524)]), SpaceEffect::Frees);
+        assert_eq!(by(&[delete(9), put(534)]), SpaceEffect::Takes);
+        let releases = |ops: &[Op]| SpaceEffect::by(ops, Effect::Releases);
+        assert_eq!(releases(&[delete(9), put(524)]), SpaceEffect::Releases);
+        assert_eq!(releases(&[delete(9), put(534)]), SpaceEffect::Takes);
+        assert_eq!(releases(&[put(1)]), SpaceEffect::Takes);
         let shrinks = |len| {
-            Gives::by(&[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))], Effect::Shrinks)
+            SpaceEffect::by(
+                &[Op::Upsert(key(len), key(len)), Op::Upsert(key(len), key(len))],
+                Effect::Shrinks,
+            )
         };
-        assert_eq!([shrinks(100), shrinks(300)], [Gives::Moves, Gives::Little]);
-        // Both under a long path.
-        assert_eq!(by(&[delete(4000), put(4000)]), Gives::Most);
-        assert_eq!(by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), Gives::Little);
-        assert_eq!(by(&[Op::RenamePrefix(key(40), key(40)), delete(40)]), Gives::Moves);
-        assert_eq!(by(&[Op::ClonePrefix(key(40), key(40))]), Gives::Little);
+        assert_eq!([shrinks(100), shrinks(300)], [SpaceEffect::MayTake, SpaceEffect::Takes]);
+        // Both keys are long paths.
+        assert_eq!(by(&[delete(4000), put(4000)]), SpaceEffect::Frees);
+        assert_eq!(by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), SpaceEffect::Takes);
+        assert_eq!(by(&[Op::RenamePrefix(key(40), key(40)), delete(40)]), SpaceEffect::MayTake);
+        assert_eq!(by(&[Op::ClonePrefix(key(40), key(40))]), SpaceEffect::Takes);
     }
 }

@@ -1,9 +1,9 @@
 //! Waiting for readers before a write is refused for lack of space.
 //!
-//! A reader holds the version of the tree that it began with, and so all that has been replaced in it since: then
-//! garbage collection gives nothing back. A call that reads a key is done in microseconds, but its thread may not be
-//! running, and nothing else than time helps. Guarantees: a wait is bounded, and waits that help nobody, because a
-//! cursor is held for long, become shorter until there are none. May use: counters. No I/O.
+//! A reader holds the version of the tree that it began with, and so all nodes that were replaced since: then garbage
+//! collection frees nothing. A call that reads a key takes microseconds, but its thread may not be running, so the
+//! write has to wait. Guarantees: a wait is bounded, and waits that do not help, because a cursor is held for long,
+//! become shorter until there are none. May use: counters. No I/O.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},
@@ -15,16 +15,16 @@ use crate::waiting;
 
 /// How long a write waits at most, if no write before it has waited in vain.
 const READER_PATIENCE: Duration = Duration::from_millis(100);
-/// How long it waits before it looks again.
+/// How long it waits between two checks.
 const READER_PAUSE: Duration = Duration::from_micros(200);
-/// Waits in vain that make a wait shorter by a half each, a count.
+/// Waits in vain, a count, each of which halves the next wait; after these there are no more waits.
 const MAX_VAIN_WAITS: u32 = 8;
 
 /// The waits of one write.
 pub(super) struct ReaderWaits<'a> {
-    /// Waits in vain, one after the other, of this write and of those before.
+    /// The number of waits in vain, one after the other, of this write and of earlier ones.
     vain: &'a AtomicU32,
-    /// When this write has waited long enough; known when it begins.
+    /// The end of this write's wait; set when the wait begins.
     until: Option<Instant>,
 }
 
@@ -33,7 +33,8 @@ impl<'a> ReaderWaits<'a> {
         Self { vain, until: None }
     }
 
-    /// Waits until fewer versions are held than now, as `versions` counts them with the newest; whether they are.
+    /// Waits until fewer versions are held than now; `versions` counts them, the newest included. Returns whether
+    /// there are fewer.
     pub fn for_fewer(&mut self, versions: impl Fn() -> usize) -> bool {
         let held = versions();
         if held <= 1 {
@@ -65,9 +66,9 @@ mod tests {
     #[test]
     fn waits_for_readers_are_bounded_and_become_shorter() {
         let vain = AtomicU32::new(0);
-        // Nobody reads.
+        // No reader holds a version.
         assert!(!ReaderWaits::new(&vain).for_fewer(|| 1));
-        // One lets go after some looks, another does not.
+        // One reader drops its version after some checks, another does not.
         let looks = Cell::new(0);
         let counts = || {
             looks.set(looks.get() + 1);
@@ -78,7 +79,7 @@ mod tests {
         let begun = Instant::now();
         assert!(!waits.for_fewer(|| 2) && begun.elapsed() <= 10 * READER_PATIENCE);
         assert!((0..MAX_VAIN_WAITS).all(|_| !ReaderWaits::new(&vain).for_fewer(|| 2)));
-        // No more waits for that one.
+        // There are no more waits for that reader.
         looks.set(0);
         let looked = || {
             looks.set(looks.get() + 1);
@@ -86,7 +87,7 @@ mod tests {
         };
         assert!(!ReaderWaits::new(&vain).for_fewer(looked));
         assert_eq!(looks.get(), 1);
-        // Once it has let go, others are waited for again.
+        // Once it has dropped its version, writes wait for readers again.
         assert!(!ReaderWaits::new(&vain).for_fewer(|| 1));
         looks.set(0);
         assert!(ReaderWaits::new(&vain).for_fewer(counts));

@@ -1,12 +1,10 @@
-//! Looking into a store: its nodes, edges, messages and pages as plain data.
+//! Inspection of a store: its nodes, edges, messages and pages as plain data.
 //!
-//! For tools and tests that show or judge the DAG (`pando inspect`). Walks a
-//! frozen version, breadth first, so that a limit keeps what is near the start;
-//! each node is given once, however many paths lead to it. Changes nothing and
-//! trusts nothing: a node or page that cannot be read is given as such, with
-//! the reason, and the walk goes on beside it. Only paths that descend are
-//! followed, so a damaged image cannot lead it in circles. Uses the pager and
-//! the maps of `key`.
+//! For tools and tests that show or check the DAG (`pando inspect`). The walk covers a frozen version, breadth first,
+//! so that a limit keeps what is near the start; each node is returned once, however many paths lead to it. It
+//! changes nothing and trusts nothing: a node or page that cannot be read is returned as such, with the reason, and
+//! the walk continues with the others. Only edges to lower nodes are followed, so the walk ends on a damaged image,
+//! too. Uses the pager and the maps of `key`.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -35,9 +33,9 @@ use crate::{
 impl Db {
     /// The DAG as plain data, for tools that show it: see [`Inspection`].
     ///
-    /// What cannot be read is given as such. [`Error::Invalid`] for a start that does not exist. Cost: the
-    /// headers of all interior nodes below the start and of the leaves that are given; with
-    /// [`InspectOptions::messages`] their pages too. All that is given is in memory at once.
+    /// Nodes and pages that cannot be read are returned as such. [`Error::Invalid`] for a start that does not exist.
+    /// Cost: the headers of all interior nodes below the start and of the leaves that are given; with
+    /// [`InspectOptions::messages`] their pages too. The whole result is in memory at once.
     pub fn inspect(&self, options: &InspectOptions) -> Result<Inspection> {
         inspect(self.engine(), options)
     }
@@ -62,7 +60,7 @@ impl Default for InspectOptions {
     }
 }
 
-/// What stands in a store at one moment. All sizes are bytes.
+/// The contents of a store at one moment. All sizes are bytes.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Inspection {
@@ -107,7 +105,7 @@ pub struct NodeInfo {
     pub references: u32,
     /// Steps from the start by the path on which it was first met.
     pub distance: usize,
-    /// That path, as the map that it makes of whole keys; `None` if it shows nothing of the node.
+    /// That path, as a map of whole keys; `None` if it shows nothing of the node.
     pub path: Option<PathInfo>,
     /// Where it is on the device; empty if it has changed since the last checkpoint.
     pub extents: Vec<ExtentInfo>,
@@ -192,12 +190,12 @@ pub struct LayerInfo {
     pub pages: Vec<PageInfo>,
 }
 
-/// A message about a range of keys: everything older is gone, and the target stands in its place.
+/// A message about a range of keys: it deletes everything older there, and shows its target instead, if it has one.
 #[derive(Debug, Clone)]
 pub struct RangeInfo {
     /// Local keys of the node in which it rests.
     pub range: KeyRange,
-    /// Of a Goto; a RangeDelete has none.
+    /// The target of a Goto; a RangeDelete has none.
     pub target: Option<TargetInfo>,
 }
 
@@ -242,11 +240,11 @@ pub struct EntryInfo {
 /// What is said about a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MessageInfo {
-    /// It has this value.
+    /// The key has this value.
     Put(Bytes),
-    /// It has none.
+    /// The key is deleted.
     Delete,
-    /// These operations apply to what is older, in order.
+    /// These operations apply to the older value, in order.
     Upsert(Vec<OperationInfo>),
 }
 
@@ -255,7 +253,7 @@ pub enum MessageInfo {
 pub struct OperationInfo {
     /// What is done: see [`crate::Merge`].
     pub operation: Bytes,
-    /// Only if the key has a value then: it came with a whole range.
+    /// Whether the operation applies only if the key has a value: it came with a range-upsert.
     pub if_present: bool,
 }
 
@@ -267,7 +265,7 @@ impl Inspection {
 }
 
 impl NodeInfo {
-    /// All targets of its edges and Gotos with the ranges in which they show; `true` for Gotos.
+    /// The targets of its edges and Gotos, with the ranges in which they are visible; `true` for Gotos.
     pub fn targets(&self) -> impl Iterator<Item = (&KeyRange, &TargetInfo, bool)> {
         let edges = self.content.iter().flat_map(|content| &content.edges);
         edges.flat_map(|edge| {
@@ -537,8 +535,8 @@ fn targets(handle: &Handle) -> Vec<(Span, Target, bool)> {
     found
 }
 
-/// The path that goes on through an edge; `None` if the edge shows nothing by this path (by another it
-/// may), or is damaged and does not fit.
+/// The path continued by an edge; `None` if the edge shows nothing by this path (it may by another), or is damaged
+/// and does not fit.
 fn follow((shown, lens): &Path, live: &Span, target: &Target) -> Option<Path> {
     let edge = Lens::of_edge(live, &target.prepend);
     let visible = live.intersect(&lens.apply_span(shown))?;

@@ -148,7 +148,7 @@ impl<R: Read> Backup<R> {
         create: &CreateOptions,
         options: &Options,
     ) -> Result<BackupReport> {
-        // Before anything is overwritten. Who makes the store and opens it does so on a device of its own.
+        // Taken before anything is overwritten. The store is made on this device value, which no other store may use.
         let _in_use = InUse::new(&device, false)?;
         Db::check_create(&*device, create)?;
         let zeros = vec![0; superblock::END as usize];

@@ -40,7 +40,7 @@ fn stats(engine: &Engine) -> Result<Stats> {
         stopped: engine.log.stopped(),
         unreadable: engine.pager.damage_known(),
         length_searches: engine.counters.length_searches.load(Ordering::Relaxed),
-        batches_joined: engine.counters.joined.load(Ordering::Relaxed),
+        batches_coalesced: engine.counters.coalesced.load(Ordering::Relaxed),
         items_handled: engine.counters.handled.load(Ordering::Relaxed),
         deletes_passed: engine.counters.deletes_passed.load(Ordering::Relaxed),
         msn: engine.log.appended_msn(),
@@ -49,7 +49,7 @@ fn stats(engine: &Engine) -> Result<Stats> {
     };
     (stats.cache_hits, stats.cache_misses) = engine.pager.hit_counts();
     (stats.row_hits, stats.row_bytes) = engine.pager.row_counts();
-    stats.tables = engine.views.sizes.bytes() as u64;
+    stats.tables = engine.memtable_sizes.bytes() as u64;
     stats.dirty = engine.dirty.memory() + stats.tables;
     let goto = |r: &crate::node::RangeMsg| r.target.is_some();
     for table in &view.tables {

@@ -1,9 +1,8 @@
-//! What a prefix takes on the device, and what of it would come back.
+//! The space that a prefix takes on the device, and how much its deletion would free.
 //!
-//! Deleting the prefix is thought through to the end, in one pass over the nodes
-//! from the highest to the lowest, so that everything that refers to a node has
-//! been seen before it. Of each node it is known which of its references would
-//! go, and what those that stay would still show:
+//! The deletion of the prefix is simulated in one pass over the nodes, from the highest to the lowest, so that all
+//! references to a node are known before the node itself. For each node it is known which of its references would be
+//! removed, and what the others would still show:
 //!
 //! - if all go, the node goes itself, whole, and its own references with it;
 //! - otherwise what those that are left do not show between them goes from it, pages and
@@ -56,7 +55,7 @@ impl Db {
         usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
     }
 
-    /// The same for several prefixes together; none may be a prefix of another.
+    /// The usage of several prefixes together; none may be a prefix of another.
     pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
         let mut sorted: Vec<&Bytes> = prefixes.iter().collect();
         sorted.sort_unstable();
@@ -68,7 +67,7 @@ impl Db {
     }
 }
 
-/// What the keys under a prefix take. All sizes are bytes.
+/// The space of the keys under a prefix. All sizes are bytes.
 ///
 /// The figures are those of the moment of the call, and are best when the store has settled (see
 /// [`crate::Db::settle`]): what waiting deletes are going to give back anyway counts as exclusive. Table
@@ -78,7 +77,7 @@ impl Db {
 pub struct Usage {
     /// What can be read: keys (without what the keys of a page have in common) and values, before
     /// compression, a part that is seen twice under the prefix counted twice. An estimate: pages at the
-    /// borders count whole, and so do old values until what waits above them has been carried down.
+    /// borders count whole, and so do old values until the messages that wait above them have been flushed.
     pub visible_bytes: u64,
     /// What it is kept in on the device, each node and each extent once: `exclusive_bytes + shared_bytes`. Of
     /// the empty prefix, in a store that has settled and of which no snapshot is held, just what
@@ -118,7 +117,8 @@ struct Visit {
     shown: PathSpans,
 }
 
-/// The same of a node, or of a part of it, when its turn has come: ranges ascend and are apart.
+/// What is known of a node, or of a part of it, when the pass reaches it: ascending ranges that neither overlap nor
+/// touch.
 struct Seen {
     kept: Vec<Span>,
     shown: Vec<ShownSpan>,
@@ -136,11 +136,11 @@ struct Pages {
     /// Nothing that stays shows them.
     go: u64,
     stay: u64,
-    /// The same, without compression.
+    /// The bytes that stay, without compression.
     stay_raw: u64,
-    /// Of what stays, what the prefix shows.
+    /// Bytes that stay and that the prefix shows.
     seen: u64,
-    /// Of that, what is shown in part only afterwards, and would be written anew; also without compression.
+    /// Bytes of these in pages that would be shown only in part, and so rewritten; also without compression.
     cut: u64,
     cut_raw: u64,
 }
@@ -163,7 +163,7 @@ impl Engine {
                 return Ok(view);
             }
             self.seal();
-            // Those that come meanwhile are not waited for: the DAG alone is a state too.
+            // Batches that come meanwhile are not waited for: the DAG alone is a consistent state, too.
             while self.superversion.read().tree.msn < view.msn {
                 if !self.options.read_only {
                     self.make_way()?;
@@ -384,9 +384,9 @@ impl UsageWalk<'_> {
 /// What becomes of a node when the prefix is deleted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// It goes, and so do its references.
+    /// The node is removed, and so are its references.
     Gone,
-    /// It stays; references that show nothing any more go.
+    /// The node stays; references that show nothing any more are removed.
     Stays,
 }
 

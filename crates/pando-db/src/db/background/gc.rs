@@ -1,12 +1,12 @@
-//! Giving space back: deletes that wait in the DAG are carried to where they free something, what nothing
-//! shows any more is taken out of nodes, and checkpoints free what that has replaced.
+//! The garbage collector: it pushes deletes down to where they free something, removes from nodes what nothing shows,
+//! and has checkpoints free the nodes that this replaces.
 //!
-//! In bounded steps, each published like every structural change. Guarantees: where readers hold old
-//! versions, so that steps give nothing back, they leave checkpoints and deletes most of the space that is
-//! kept for them.
+//! It works in bounded steps, each of which is published like any structural change. Guarantees: while readers hold old
+//! versions, so that steps free nothing, the collector leaves checkpoints and deletes most of the space that is
+//! reserved for them.
 //!
-//! Walks that look for what there is to do hold no lock and go on where they were: a step looks at
-//! [`STEP_NODES`] nodes at most. Only what was found is changed under the lock, some at a time.
+//! The walks that find work hold no lock, and continue where they stopped: a step reads at most [`STEP_NODES`] nodes.
+//! The lock `flushing` is held only while some of the places that were found are changed.
 
 use std::sync::atomic::Ordering;
 
@@ -29,13 +29,15 @@ use crate::{
     waiting,
 };
 
-/// Places at which one step carries deletes down.
+/// Places at which one step pushes deletes down, a count.
 const STEP_PLACES: usize = 8;
-/// Steps that changed something, after which it is seen whether enough has come back.
+/// Steps that change something, a count, between two checks of whether enough space is free.
 const ROUND_STEPS: usize = 32;
+
 impl Engine {
-    /// Flushes deletes down, reclaims and checkpoints until there is `enough` space, or nothing more
-    /// can be given back; whether there is. Where others go on writing it is about what was there when it began.
+    /// Pushes deletes down, reclaims nodes and makes checkpoints until there is `enough` space or nothing more can be
+    /// freed. Returns whether there is enough. If other threads go on writing, this deals with what was deleted before
+    /// the call.
     pub fn settle(&self, enough: &dyn Fn() -> Result<bool>) -> Result<bool> {
         waiting::announce();
         let _turn = waiting::take(|| self.collecting.try_lock(), || self.collecting.lock());
@@ -46,7 +48,7 @@ impl Engine {
             loop {
                 self.reclaim_all()?;
                 self.checkpoint()?;
-                // What the former checkpoint held may be given back only by the next.
+                // Extents that the former checkpoint refers to are free only after the next one.
                 if enough()? || self.gc_progress.lock().has_settled() || !self.gc_until_changed()? {
                     self.reclaim_all()?;
                     self.checkpoint()?;
@@ -54,26 +56,26 @@ impl Engine {
                 }
             }
         })();
-        // Where it has stopped early, what walks hold is not needed.
+        // After an early stop the walks still hold versions, which are not needed any more.
         self.let_walks_go();
         self.gc_progress.lock().settling = None;
         settled
     }
 
-    /// Lets go of the versions that walks hold, where there is one; they begin anew.
+    /// Drops the versions that walks hold. The walks begin anew.
     pub(super) fn let_walks_go(&self) {
         let held = self.gc_progress.lock().let_go();
-        // Not while the lock is held.
+        // Dropped outside the lock, because that may free a whole version.
         drop(held);
     }
 
+    /// Whether a call of [`Engine::settle`] is under way while other threads write.
     fn settles_beside(&self) -> bool {
         let newest = self.superversion.read().active.msn;
         self.gc_progress.lock().settles_beside(newest)
     }
 
-    /// Steps until enough of them have changed something for a checkpoint; `false` if there was nothing to
-    /// change.
+    /// Makes steps until [`ROUND_STEPS`] of them have changed something. `false` if there was nothing to change.
     fn gc_until_changed(&self) -> Result<bool> {
         let mut changed = 0;
         while changed < ROUND_STEPS && !self.gc_progress.lock().has_settled() && self.gc_step()? {
@@ -82,12 +84,11 @@ impl Engine {
         Ok(changed > 0)
     }
 
-    /// Carries deletes to where they free something, or takes out what nothing shows any more, or looks for
-    /// such, by one bounded step; `false` if a whole walk has found nothing, or if readers hold what such
-    /// steps replace, so that they would cost the space that deletes and checkpoints need.
+    /// Makes one bounded step of garbage collection. `false` if a whole walk has found nothing, or if readers hold the
+    /// nodes that such steps replace, so that more steps would use up the space that deletes and checkpoints need.
     pub fn gc_step(&self) -> Result<bool> {
         if self.is_short() {
-            // Frees what the last step has replaced, if nobody holds it.
+            // A checkpoint frees the nodes that the last step has replaced, unless a reader holds them.
             let (unfreed, held) = {
                 let mut gc_progress = self.gc_progress.lock();
                 let unfreed = std::mem::take(&mut gc_progress.unfreed);
@@ -98,7 +99,7 @@ impl Engine {
                 self.checkpoint()?;
             }
             let (newest, free) = (self.log.appended_msn(), self.space.free_bytes());
-            if !self.worth.lock().goes_on(newest, free, self.reserve() / 8) {
+            if !self.gc_yield.lock().goes_on(newest, free, self.reserve() / 8) {
                 return Ok(false);
             }
         }
@@ -131,8 +132,8 @@ impl Engine {
         }
     }
 
-    /// Takes edges and levels away that the root does not need any more, by one step; whether there were any.
-    /// Whether there are is found out on a version first, so that what has to be read is read without the lock.
+    /// Removes edges and levels that the root does not need any more, in one step. Returns whether there were any.
+    /// The step is first tried on a version that nobody changes, so that no lock is held while nodes are read.
     fn heal_step(&self) -> Result<bool> {
         let base = self.superversion.read().tree.clone();
         match Edit::new(&self.gc_context(), &base).heal_root() {
@@ -141,20 +142,21 @@ impl Engine {
             Err(error) if error.is_damage() => (),
             Err(error) => return Err(error),
         }
-        let _turn = self.turn_with_room()?;
+        let _turn = self.lock_for_edit()?;
         let shrunk = or_unchanged(self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ()))?;
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.has_changed(shrunk);
         Ok(shrunk)
     }
 
-    /// Makes nodes lower where the DAG is higher than its data asks for, by one bounded step. What has to be read for
-    /// it is read on a version first, without the lock.
+    /// Lowers nodes, in one bounded step, if the DAG is higher than its data needs. The step is first tried on a
+    /// version that nobody changes, so that no lock is held while nodes are read.
     pub(super) fn lower_step(&self) -> Result<GcStep> {
         if self.is_short() {
             return Ok(GcStep::Nothing);
         }
-        // What waits to be reclaimed may refer to what is to become lower.
+        // Nodes that wait to be reclaimed may refer to the nodes that are to be lowered, which must be higher than
+        // these.
         if self.reclaim_step()? {
             return Ok(GcStep::GoesOn);
         }
@@ -165,7 +167,7 @@ impl Engine {
             other => other?,
         };
         let lowered = found && {
-            let _turn = self.turn_with_room()?;
+            let _turn = self.lock_for_edit()?;
             or_unchanged(self.edit_with(&cx, |edit| edit.lower(), |_| ()))?
         };
         let mut gc_progress = self.gc_progress.lock();
@@ -177,13 +179,13 @@ impl Engine {
         Ok(if std::mem::take(&mut gc_progress.lowered) { GcStep::Changed } else { GcStep::Nothing })
     }
 
-    /// Goes on looking for deletes that wait in the DAG, by one bounded step, and carries those that it finds
-    /// to where they free something; `false` at the end of a walk that has found none.
+    /// Continues the walk for deletes that wait in the DAG by one bounded step, and pushes down those that it finds.
+    /// `false` at the end of a walk that has found none.
     pub fn pushdown_step(&self) -> Result<bool> {
         if self.is_tight()? {
             self.checkpoint()?;
         }
-        // The log has records of its own, which are no batches.
+        // The two may differ: some records of the log are no batches.
         let (newest, written) = (self.log.appended_msn(), self.superversion.read().active.msn);
         let from = {
             let mut walked = self.gc_progress.lock();
@@ -196,7 +198,8 @@ impl Engine {
         let (found, mut next) = self.look_for_tombstones(&from, which, STEP_PLACES)?;
         let mut any = false;
         for key in &found {
-            // Where space is short each is a step: a checkpoint tells whether it has given any back.
+            // If space is short, each place is a step of its own: the checkpoint behind it shows whether it has freed
+            // any.
             if any && self.is_short() {
                 next = Some(key.clone());
                 break;
@@ -215,9 +218,9 @@ impl Engine {
         Ok(true)
     }
 
-    /// A step of a walk beside writes, from key `from` on: carries the deletes at one place down, if it comes to some
-    /// that are worth it; whether it did, and where the walk goes on, if it does. It goes on where it has
-    /// carried something, since that may have come to wait again, further down.
+    /// A step of a walk beside writes, from key `from` on: it pushes deletes down at the first place where that pays.
+    /// Returns whether there was one, and the key at which the walk continues, `None` at its end. After a pushdown
+    /// the walk continues at the same key, because the deletes may wait again at a lower node.
     pub fn pushdown_beside(&self, from: &Bytes) -> Result<(bool, Option<Bytes>)> {
         if self.is_tight()? {
             self.checkpoint()?;
@@ -230,7 +233,7 @@ impl Engine {
         }
     }
 
-    /// Keys at which deletes wait, some at most, and where to go on.
+    /// Keys at which deletes wait, `most` of them at most, and the key at which the walk continues.
     fn look_for_tombstones(
         &self,
         from: &Bytes,
@@ -244,13 +247,13 @@ impl Engine {
         Ok((walk.found, next))
     }
 
-    /// Carries the deletes on the way to `key` down; whether there were any.
+    /// Pushes the deletes on the path to `key` down. Returns whether there were any.
     fn push_down_at(&self, key: &Bytes, which: Tombstones) -> Result<bool> {
-        let _turn = self.turn_with_room()?;
+        let _turn = self.lock_for_edit()?;
         or_unchanged(self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key, which), |_| ()))
     }
 
-    /// True if a delete in memory gives back much at once. I/O: headers on its way.
+    /// True if a delete in a memtable would free a large part of a node. I/O: headers on its path.
     pub fn holds_large_delete(&self) -> Result<bool> {
         let (base, deletes) = {
             let superversion = self.superversion.read();
@@ -271,14 +274,14 @@ impl Engine {
         Ok(false)
     }
 
-    /// Nodes that were taken out so far: their space comes back with the next checkpoint.
+    /// Nodes that were reclaimed since open, a count. Their space is free after the next checkpoint.
     pub fn reclaimed(&self) -> u64 {
         self.counters.reclaimed.load(Ordering::Relaxed)
     }
 }
 
-/// What an edit of garbage collection came to: nothing has changed if it met what cannot be read, or if there is no
-/// space for what it would make dirty.
+/// The result of an edit of the garbage collector. The edit has changed nothing if it met a node that cannot be read,
+/// or if there is no space for the nodes that it would make dirty.
 fn or_unchanged(edit: Result<bool>) -> Result<bool> {
     match edit {
         Err(error) if error.is_damage() || matches!(error, Error::NoSpace) => Ok(false),
@@ -379,7 +382,7 @@ mod tests {
     /// the flush made a child for them, which had so few edges that the root took them back. A full store
     /// looked for space for ever, and an idle one never came to rest.
     #[test]
-    fn sinking_comes_to_an_end_beside_a_resting_goto() {
+    fn pushdown_comes_to_an_end_beside_a_resting_goto() {
         let device = Arc::new(MemDevice::new(64 << 20));
         let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
         let options = Options { background: false, memtable_bytes: 1 << 12, ..Options::default() };
@@ -400,7 +403,7 @@ mod tests {
             db.delete_prefix(format!("m/{directory:03}/y")).unwrap();
             db.checkpoint().unwrap();
             let steps = (0..1000).take_while(|_| db.engine().pushdown_step().unwrap()).count();
-            assert!(steps < 1000, "deletes sink for ever");
+            assert!(steps < 1000, "deletes are pushed down for ever");
         }
         let findings = db.check().unwrap().findings;
         assert!(findings.is_empty(), "{findings:?}");

@@ -7,19 +7,19 @@ use crate::{
 
 /// Nodes that a step of a walk looks at, beside those on its way.
 pub(super) const STEP_NODES: usize = 64;
-/// Nodes that one edit of garbage collection changes before it leaves the rest to the next: others may wait
-/// for its end.
+/// Nodes that one edit of the garbage collector changes, a count. It is small because other threads may wait for the
+/// end of the edit.
 pub(super) const EDIT_NODES: usize = 32;
 
 impl Engine {
-    /// What garbage collection works with: smaller edits than others, so that whoever waits for one waits for
+    /// The context of the garbage collector, with smaller edits than others, so that threads that wait for one wait
     /// less.
     pub(super) fn gc_context(&self) -> Context<'_> {
         let cx = self.context();
         Context { limits: Limits { edit_nodes: cx.limits.edit_nodes.min(EDIT_NODES), ..cx.limits }, ..cx }
     }
 
-    /// The same while nothing else is to be done: less counts as tall.
+    /// The context in an idle store: lower nodes count as tall.
     pub(super) fn idle_context(&self) -> Context<'_> {
         let cx = self.gc_context();
         Context { limits: Limits { tall: self.idle_levels(), ..cx.limits }, ..cx }

@@ -1,4 +1,4 @@
-//! Flushing until something is done: with checkpoints between the steps where these have no room.
+//! Flushing all of something, with checkpoints between the steps if these find no space.
 
 use parking_lot::MutexGuard;
 
@@ -12,28 +12,28 @@ use crate::{
 };
 
 impl Engine {
-    /// The turn to change the DAG, with room for what an edit makes dirty: makes a checkpoint of what is dirty first
-    /// where that is short. The caller holds neither this nor `checkpointing`.
-    pub(super) fn turn_with_room(&self) -> Result<MutexGuard<'_, ()>> {
+    /// Takes the lock `flushing` for an edit. If there is no space for the nodes that an edit makes dirty, this first
+    /// makes a checkpoint of those that are dirty. The caller holds neither this lock nor `checkpointing`.
+    pub(super) fn lock_for_edit(&self) -> Result<MutexGuard<'_, ()>> {
         loop {
-            let turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
+            let guard = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
             if !self.is_tight()? {
-                return Ok(turn);
+                return Ok(guard);
             }
-            drop(turn);
+            drop(guard);
             self.checkpoint_nodes(|_| true)?;
         }
     }
 
-    /// Before more is made dirty: makes a checkpoint where that could fill the device, or where dirty nodes
-    /// have as much memory as they may.
+    /// To be called before more nodes are made dirty: makes a checkpoint if they could fill the device, or if dirty
+    /// nodes have all the memory that they may have.
     pub fn make_way(&self) -> Result<()> {
         if self.is_tight()? {
             self.checkpoint()?;
         }
         if self.is_full_of_dirt() {
             match self.checkpoint_nodes(Engine::is_full_of_dirt) {
-                // What can be flushed in memory is.
+                // Without space for a checkpoint, flushing goes on in memory as far as possible.
                 Ok(()) | Err(Error::NoSpace) => (),
                 Err(error) => return Err(error),
             }
@@ -41,8 +41,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Brings the messages of memory and root further down by one bounded step. What an edit had to leave in the root
-    /// goes first: it would grow with every table.
+    /// Flushes messages of the memtables and of the root by one bounded step. Messages that an edit had to leave in
+    /// the root go first: they would become more with every memtable.
     pub fn flush_messages(&self) -> Result<FlushStep> {
         match self.relieve_step()? {
             FlushStep::Nothing => self.flush_step(),
@@ -50,15 +50,15 @@ impl Engine {
         }
     }
 
-    /// Whether there may be more to do after a step. Where it had no room, what is dirty is written.
+    /// Whether there may be more to do after a step. Makes the checkpoint that the step asks for.
     pub fn goes_on(&self, step: FlushStep) -> Result<bool> {
-        if step == FlushStep::NoRoom {
+        if step == FlushStep::NeedsCheckpoint {
             self.checkpoint_nodes(|_| true)?;
         }
         Ok(step != FlushStep::Nothing)
     }
 
-    /// Applies all sealed tables, with checkpoints between where they have to be.
+    /// Flushes all sealed memtables, with the checkpoints that this needs.
     pub fn flush_all(&self) -> Result<()> {
         loop {
             self.make_way()?;
@@ -69,7 +69,7 @@ impl Engine {
         }
     }
 
-    /// Applies all that is in memory now; the number of the newest batch among that.
+    /// Flushes all memtables, the active one too. Returns the number of the newest batch in them.
     pub fn flush_what_is_written(&self) -> Result<u64> {
         let until = self.change(|superversion| {
             superversion.seal();
@@ -79,7 +79,7 @@ impl Engine {
         Ok(until)
     }
 
-    /// Applies sealed tables in the same way until all batches up to `msn` are in the tree, or there are no more.
+    /// Flushes sealed memtables, with the checkpoints that this needs, until the tree has all batches up to `msn`.
     pub fn flush_until(&self, msn: u64) -> Result<()> {
         loop {
             self.make_way()?;
@@ -93,17 +93,17 @@ impl Engine {
         }
     }
 
-    /// What a write leaves to do where no threads do it.
+    /// The maintenance behind a write: asks the threads for it, or does it if there are none.
     pub fn after_write(&self) -> Result<()> {
         if self.options.background {
-            if self.views.sizes.sealed() > 0 {
+            if self.memtable_sizes.sealed() > 0 {
                 self.signal.ask(Work::Flush);
             }
             return Ok(());
         }
         let result = self.maintain_inline();
         if let Err(error) = &result {
-            // The batch itself is in; what failed is the store's own work.
+            // The batch itself was applied; only maintenance has failed.
             self.fail("flush", error);
         }
         Ok(())

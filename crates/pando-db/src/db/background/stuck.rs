@@ -1,9 +1,9 @@
-//! Stores in which a table in memory finds no room even at the root, although nothing is dirty.
+//! Stores in which a memtable cannot be flushed even into the root, for lack of space, although nothing is dirty.
 //!
-//! What an edit may make dirty is checked when it is published, and edits before may have used up what was kept for
-//! this table: where a reader or a clone holds what they replaced, nothing has come back. Guarantees: whoever flushes
-//! gives back first what nothing refers to any more; and nobody waits without bound for room in memory that the
-//! threads cannot make. It passes as soon as there is space. May use: flushing, checkpoints.
+//! The space for an edit is checked when it is published. Earlier edits may have used up the space that was reserved
+//! for this memtable, if readers or clones still hold the nodes that they replaced. Guarantees: a flush that finds no
+//! space first reclaims nodes without references; no writer waits without bound for memory that the threads cannot
+//! free. The state ends as soon as there is space. May use: flushing, checkpoints.
 
 use std::time::{Duration, Instant};
 
@@ -12,30 +12,34 @@ use crate::{
     error::{Error, Result},
 };
 
-/// How long writers wait for tables that find no room, before they are refused. Readers let go, and others who settle
-/// give something back.
+/// How long writers wait for a memtable that cannot be flushed, before they are refused. Readers may end meanwhile,
+/// and a call of `settle` may free space.
 const TABLE_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// What a step of flushing came to. Where it has found no room, although nothing was dirty, what nothing refers
-    /// to is taken out and comes back with a checkpoint; then it is to be made again.
+    /// The result of a step of flushing. If the step found no space although nothing was dirty, this reclaims nodes
+    /// without references and makes a checkpoint; if that has freed space, the step is to be made again.
     pub(super) fn or_given_back(&self, step: Result<FlushStep>) -> Result<FlushStep> {
         match step {
             Err(Error::NoSpace) => {
                 let before = self.take_out_unreferenced()?;
                 self.checkpoint_nodes(|_| true)?;
-                if self.space.free_bytes() > before { Ok(FlushStep::NoRoom) } else { Err(Error::NoSpace) }
+                if self.space.free_bytes() > before {
+                    Ok(FlushStep::NeedsCheckpoint)
+                } else {
+                    Err(Error::NoSpace)
+                }
             }
             other => other,
         }
     }
 
-    /// Notes that the flusher has found no room for a table.
+    /// Notes that the flusher has found no space for a memtable.
     pub(super) fn note_stuck(&self) {
         self.counters.stuck_since.lock().get_or_insert_with(Instant::now);
     }
 
-    /// Whether tables have found no room for so long that nobody waits for them any more.
+    /// Whether the flusher has found no space for so long that writers do not wait any more.
     pub fn is_stuck(&self) -> bool {
         self.counters.stuck_since.lock().is_some_and(|since| since.elapsed() >= TABLE_PATIENCE)
     }
@@ -107,7 +111,7 @@ mod tests {
             let engine = db.engine();
             assert!(!engine.orphans.lock().is_empty(), "there is something to give back");
             write(&db, "new", 3_000).unwrap();
-            assert!(engine.dirty.count() == 0 && engine.views.sizes.bytes() > 1 << 20);
+            assert!(engine.dirty.count() == 0 && engine.memtable_sizes.bytes() > 1 << 20);
             let taken = take_all_but(engine, 256 << 10);
             way(&db).expect(what);
             assert!(engine.superversion.read().sealed.is_empty(), "{what}");
@@ -126,7 +130,7 @@ mod tests {
         db.checkpoint().unwrap();
         let engine = db.engine();
         let held_up = engine.flushing.lock();
-        let (sizes, mut new) = (&engine.views.sizes, 0);
+        let (sizes, mut new) = (&engine.memtable_sizes, 0);
         // As many as writers may fill without the flusher.
         while sizes.sealed() < 6 || sizes.sealed_bytes() < 6 * engine.seal_threshold() {
             db.put(format!("new/{new:05}"), vec![7; 400]).unwrap();

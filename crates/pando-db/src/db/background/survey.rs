@@ -1,8 +1,8 @@
-//! Walks of a whole version that find nodes which can be changed, and the changes: one driver for those that take out
-//! what nothing shows, and those that put leaves in the place of tall nodes that show little.
+//! The driver of surveys: walks over a whole version that find nodes to change, and the changes. It serves pruning
+//! (`dag/gc/prune.rs`) and the replacement of tall nodes by leaves (`dag/gc/collapse.rs`).
 //!
-//! Guarantees: a step looks at some nodes, without a lock, or changes some under one. A walk lets go of its version
-//! when it ends. May use: surveys of the DAG.
+//! Guarantees: a step reads some nodes without a lock, or changes some under one. A walk drops its version when it
+//! ends. May use: surveys of the DAG.
 
 use std::cell::Cell;
 
@@ -67,8 +67,8 @@ impl Engine {
         self.walk_on::<CollapseSurvey>(&cx, walk, |gc_progress| &mut gc_progress.collapse)
     }
 
-    /// Makes one bounded step of a walk, and keeps it in its place if it goes on. It ends early if space becomes short
-    /// for doing more.
+    /// Makes one bounded step of a walk, and stores the walk if it continues. The walk ends early if space becomes
+    /// short.
     fn walk_on<S: Survey>(
         &self,
         cx: &Context<'_>,
@@ -97,7 +97,7 @@ impl Engine {
         let found = walk.survey.found();
         let most = EDIT_NODES.min(self.limits.edit_nodes).min(found.len());
         let some: Vec<_> = found.drain(..most).collect();
-        let _turn = self.turn_with_room()?;
+        let _turn = self.lock_for_edit()?;
         let changed = Cell::new(false);
         let change = |edit: &mut Edit<'_>| {
             for found in &some {

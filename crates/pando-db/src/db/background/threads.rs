@@ -47,7 +47,7 @@ pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
     };
     Ok(vec![
         start("flush", nice, flusher)?,
-        // It does little, and writers wait for it.
+        // This thread does little work, and writers wait for it, so it has the normal priority.
         start("log", 0, syncer)?,
         start("checkpoint", nice, checkpointer)?,
     ])
@@ -64,7 +64,7 @@ fn be_nicer(by: i32) {
     }
 }
 
-/// Stops the store if a thread panics: a bug must not leave callers waiting for work that nobody does.
+/// Stops the store if a thread panics, so that callers do not wait for work that no thread does.
 struct Alive<'a>(&'a Engine);
 
 impl Drop for Alive<'_> {
@@ -74,7 +74,7 @@ impl Drop for Alive<'_> {
     }
 }
 
-/// Flushes sealed memtables into the tree, and gives back the space of what was deleted.
+/// Flushes sealed memtables into the tree, and collects garbage.
 fn flusher(engine: &Engine) {
     let mut quiet = Quiet { idle: Idle::new(), holds: false };
     let mut beside = Beside::new();
@@ -134,7 +134,8 @@ impl Idle {
         self.since.elapsed()
     }
 
-    /// How long to sleep at most: what is given, unless the store is idle. Whoever asks for work wakes a thread anyhow.
+    /// How long to sleep at most: `nap`, or longer if the store is idle. A request for work wakes the thread in any
+    /// case.
     fn nap(&mut self, engine: &Engine, nap: Duration) -> Duration {
         if self.look(engine) < IDLE { nap } else { nap.max(IDLE_NAP) }
     }
@@ -148,11 +149,11 @@ struct Quiet {
 }
 
 impl Quiet {
-    /// Looks whether anything was written. What walks of an idle store hold is let go of then: it would stay as long as
-    /// writes go on.
+    /// Checks whether anything was written. If so, this drops the versions that walks of an idle store hold, which
+    /// would otherwise stay as long as writes go on.
     fn look(&mut self, engine: &Engine) {
         let quiet = self.idle.look(engine);
-        // Whoever else has the turn lets go in the end.
+        // Another thread that holds this lock drops the walks itself.
         if self.holds
             && quiet < QUIET
             && let Some(_turn) = engine.collecting.try_lock()

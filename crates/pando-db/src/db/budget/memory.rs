@@ -1,6 +1,6 @@
 //! The memory budget: how the parts of a store share it.
 //!
-//! There is one budget, [`crate::Options::cache_bytes`], for three parts. In-memory tables and dirty nodes come
+//! There is one budget, [`crate::Options::cache_bytes`], for three parts. Memtables and dirty nodes come
 //! first, each up to a limit of its own, because their contents cannot be dropped. The cache of clean pages has what
 //! these two leave, less the memory that an edit of the DAG may need and half of the tables' size (the heap keeps
 //! that much beside them), but always a quarter of the budget. A store that is only read has all of it as cache.
@@ -13,27 +13,27 @@
 
 use crate::{dag::tree::MIN_EDIT_NODES, db::engine::Engine};
 
-/// Sealed in-memory tables that may wait for the flusher before writers wait too. Many small ones rather than
+/// Sealed memtables that may wait for the flusher before writers wait too. Many small ones rather than
 /// a few large ones in the same memory: the flusher has work sooner, and does not stand still while one fills
 /// up.
 pub(crate) const MAX_SEALED_TABLES: usize = 6;
 /// Sealed tables that may wait however small they are: a clone seals a table early where much of it is about
 /// its source, and every reader looks into each.
 pub(crate) const MAX_SMALL_SEALED_TABLES: usize = 64;
-/// The same before a clone waits: it does not for what others write.
+/// The limit for a clone, which does not wait behind writers that fill tables.
 pub(crate) const MAX_SEALED_TABLES_FOR_CLONES: usize = 2 * MAX_SMALL_SEALED_TABLES;
-/// Part (1/n) of the budget that one in-memory table may have.
+/// Part (1/n) of the budget that one memtable may have.
 const TABLE_SHARE: u64 = 28;
 /// Part (1/n) of the budget that all tables together may have.
 const TABLES_SHARE: u64 = 4;
-/// Part (1/n) of what dirty nodes may take that they always may, or flushing would not get on.
+/// Part (1/n) of the limit of dirty nodes that they may always take: with less, flushing could not make progress.
 const LEAST_DIRTY_SHARE: u64 = 3;
 /// Part (1/n) that clean data has at least.
 const CLEAN_SHARE: u64 = 4;
 /// Part (1/n) of what tables take that the heap keeps besides: they are freed by another thread than the one
 /// that fills them, and in another order.
 const HEAP_WASTE_SHARE: u64 = 2;
-/// Smallest changes (1/n of the budget) of which the cache is told.
+/// Smallest change (1/n of the budget) of the cache's share that is passed to the cache.
 const SHRINK_SHARE: u64 = 256;
 const GROW_SHARE: u64 = 64;
 /// Least that a table may have, however small the budget: every table is work below.
@@ -49,8 +49,8 @@ fn max_dirty(budget: u64) -> u64 {
     budget / 8 * 3
 }
 
-/// Nodes that one edit may change: half of what may be dirty, but enough for a path from the root to
-/// a leaf, or flushing would not get on. Where an edit stops early, more messages wait in the nodes that
+/// Nodes that one edit may change: half of those that may be dirty, but at least a path from the root to a leaf,
+/// because flushing could otherwise make no progress. If an edit stops early, more messages wait in the nodes that
 /// readers pass.
 pub(crate) fn edit_nodes(budget: u64, node: usize) -> usize {
     (edit_bytes(budget) / node as u64).max(MIN_EDIT_NODES as u64) as usize
@@ -71,10 +71,10 @@ const PENDING_SHARE: u64 = 512;
 /// Bytes of messages that may wait in an interior node of a store of `size` bytes, of which `used` hold
 /// something.
 ///
-/// A leaf is read and written for what waits above it. The more that is, the less of this there is for a
-/// message, but the more a reader meets on its way. So it is one node's worth, as in the B-epsilon-trees of
-/// the books, as long as the cache has half of the data, and more where most leaves have to be read to be
-/// written (`docs/decisions/pending-messages.md` has the figures).
+/// A flush reads and writes a leaf for the messages that wait above it. The more there are, the less this costs for
+/// each message, but the more messages a reader meets. So the limit is the size of one node, as in the literature on
+/// B-epsilon-trees, as long as the cache has half of the data, and more if most leaves have to be read to be written
+/// (`docs/decisions/pending-messages.md` has the figures).
 fn most_pending(used: u64, budget: u64, size: u64, node: usize) -> usize {
     let node = node as u64;
     let wanted = u128::from(node) * u128::from(used.saturating_sub(budget)) / u128::from(budget.max(1));
@@ -108,7 +108,7 @@ impl Engine {
     /// tables.
     pub(crate) fn max_dirty(&self) -> u64 {
         let budget = self.options.cache_bytes;
-        let recovered = self.views.sizes.recovered_bytes() as u64;
+        let recovered = self.memtable_sizes.recovered_bytes() as u64;
         let most = max_dirty(budget);
         most.saturating_sub(recovered.saturating_sub(budget / TABLES_SHARE)).max(most / LEAST_DIRTY_SHARE)
     }
@@ -127,7 +127,7 @@ impl Engine {
     /// Gives clean data what tables and dirty nodes leave.
     pub fn share_memory(&self) {
         let budget = self.options.cache_bytes;
-        let tables = self.views.sizes.bytes() as u64;
+        let tables = self.memtable_sizes.bytes() as u64;
         let mut taken = self.dirty.memory() + tables + tables / HEAP_WASTE_SHARE;
         if taken > 0 {
             taken += edit_memory(budget, self.limits.node);

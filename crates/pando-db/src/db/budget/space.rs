@@ -1,9 +1,9 @@
-//! The space budget: what is reserved on the device, what is promised to what is dirty, and what is left.
+//! The space budget: what is reserved on the device, what the dirty nodes and memtables will take, and what is left.
 //!
-//! A checkpoint writes what is dirty beside what the last one holds, and so do deletes: a reserve is kept back from
-//! ordinary writes, and a part of it even from deletes, for the edits that they lead to. Here is only reckoned: whoever
-//! finds too little waits, or makes a checkpoint, in a room above. May use: the state of the engine. No I/O, but that
-//! the medium is asked to back space.
+//! A checkpoint writes dirty nodes to new places while the last checkpoint still holds the old ones, so even a delete
+//! takes space before it frees any. Therefore a reserve is kept back from ordinary writes, and a part of it even from
+//! deletes, for the edits that these lead to. This module only computes: callers that find too little space wait or
+//! make a checkpoint. May use: the state of the engine. The only I/O: the medium is asked to back space.
 
 use std::sync::atomic::Ordering;
 
@@ -45,25 +45,25 @@ impl Engine {
 
     /// Bytes for what one edit makes dirty, and for a checkpoint of that. Not even deletes may use them: they are let
     /// in because they free space, and the edit that flushes them needs these bytes to do so.
-    pub(crate) fn edit_room(&self) -> u64 {
-        (self.reserve() / 2).max(self.least_edit_room()).min(self.reserve())
+    pub(crate) fn edit_reserve(&self) -> u64 {
+        (self.reserve() / 2).max(self.min_edit_reserve()).min(self.reserve())
     }
 
     /// Bytes for the nodes that one edit makes dirty, and for their table pages.
-    pub(crate) fn least_edit_room(&self) -> u64 {
+    pub(crate) fn min_edit_reserve(&self) -> u64 {
         let nodes = self.limits.edit_nodes as u64 + SPLIT_NODES;
         nodes * self.limits.node as u64 + self.table_pages(nodes) * BLOCK
     }
 
     /// Bytes that the medium is asked to reserve beyond what is needed: if the host of a sparse store becomes full, a
     /// little can still be written, and again after everything was deleted.
-    pub(crate) fn working_room(&self) -> u64 {
+    pub(crate) fn working_space(&self) -> u64 {
         (2 * self.limits.node as u64 + 8 * BLOCK).min(self.reserve())
     }
 
     /// Bytes that the dirty nodes and memtables may still take on the device.
     pub(crate) fn owed(&self) -> u64 {
-        let tables = self.views.sizes.bytes() as u64;
+        let tables = self.memtable_sizes.bytes() as u64;
         self.owed_by_nodes() + tables + tables / 4
     }
 
@@ -73,7 +73,7 @@ impl Engine {
     }
 
     /// Whether there is space for all dirty nodes, if they grow by so many bytes and nodes.
-    pub(crate) fn has_room_for(&self, (bytes, nodes): (i64, i64)) -> bool {
+    pub(crate) fn has_space_for(&self, (bytes, nodes): (i64, i64)) -> bool {
         if bytes <= 0 || self.options.read_only {
             return true;
         }
@@ -88,7 +88,7 @@ impl Engine {
             return Ok(false);
         }
         let owed = self.owed_by_nodes();
-        let wanted = owed + self.edit_room();
+        let wanted = owed + self.edit_reserve();
         Ok(owed > 0 && !(self.space.free_bytes() >= wanted && self.space.ensure_backed(wanted)?))
     }
 

@@ -54,8 +54,8 @@ mod tests {
     use std::{sync::Arc, thread, time::Duration};
 
     use crate::{
-        CreateOptions, Db, Options, dag::edit::Edit, db::flush::edit::Room, device::MemDevice, key::Longest,
-        node::NodeId, store::table::Entry,
+        CreateOptions, Db, Options, dag::edit::Edit, db::flush::edit::SpaceCheck, device::MemDevice,
+        key::Longest, node::NodeId, store::table::Entry,
     };
 
     /// Bytes of a long key.
@@ -146,7 +146,7 @@ mod tests {
                 for _ in 0..50 {
                     thread::sleep(Duration::from_millis(if lowering.is_finished() { 0 } else { 4 }));
                 }
-                engine.publish(changes, Room::Checked, |_| ()).unwrap();
+                engine.publish(changes, SpaceCheck::Required, |_| ()).unwrap();
                 drop(turn);
                 lowering.join().unwrap();
             });

@@ -1,10 +1,8 @@
 //! Giving freed space back to the host: when, and how much stays.
 //!
-//! The space itself knows what may be discarded (`space/discard.rs`).
-//! Here is decided that it happens after checkpoints, which are what frees
-//! space, in rounds; and that enough stays reserved for what is dirty and for
-//! the reserve, so that deleting goes on working when the host is full.
-//! A failure to discard is no failure of the store.
+//! `space/discard.rs` knows what may be discarded. This module discards after checkpoints, which free space, in
+//! rounds, and keeps enough space backed for the dirty nodes and the reserve, so that deletes work when the host is
+//! full. A failure to discard is no failure of the store.
 
 use std::{
     sync::atomic::Ordering,
@@ -25,7 +23,7 @@ pub(crate) struct Rounds {
     begun: Instant,
     /// Checkpoints when the last round began.
     checkpoints: u64,
-    /// Nothing is expected to be allocated: the round gives back all that can be.
+    /// No allocation is expected: the round discards everything that can be discarded.
     last: bool,
     /// The round is not over.
     pub more: bool,
@@ -59,10 +57,10 @@ impl Engine {
         }
     }
 
-    /// All that can be given back, before the store is closed.
+    /// Discards everything that can be discarded, before the store is closed.
     pub fn discard_at_close(&self) {
         let begun = Instant::now();
-        // Where nothing was changed there is nothing to give back.
+        // If nothing was changed, there is nothing to discard.
         let changed = self.counters.checkpoints.load(Ordering::Relaxed) > 0;
         while changed && self.discard_some(false, 1) && begun.elapsed() < AT_CLOSE {}
     }
@@ -73,7 +71,7 @@ impl Engine {
             if !self.options.discard || self.options.read_only || self.check_running().is_err() {
                 return false;
             }
-            let keep = self.owed() + self.reserve() + self.working_room();
+            let keep = self.owed() + self.reserve() + self.working_space();
             let eager = self.options.discard_eagerly;
             // Nobody misses what was not given back; the space does not try again.
             self.space

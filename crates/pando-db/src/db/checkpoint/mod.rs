@@ -50,15 +50,15 @@ impl Engine {
             superversion.active.msn
         });
         loop {
-            // As many tables as the space beside the last checkpoint allows, and the memory for dirty nodes,
-            // for which the flusher waits meanwhile. None if space is short for what is dirty already: it is written
-            // first, and then there is room for one.
+            // Flushes as many memtables as the space beside the last checkpoint allows, and the memory for dirty
+            // nodes, for which the flusher waits meanwhile. None if space is short for the nodes that are dirty
+            // already: this checkpoint writes them, and the next one flushes.
             let mut stuck = None;
             while self.superversion.read().tree.msn < target {
                 match self.flush_step() {
                     Ok(FlushStep::Done) if !self.is_full_of_dirt() => (),
                     Ok(_) => break,
-                    // Nothing is dirty, and still there is no room: what nothing refers to may give some back.
+                    // There is no space although nothing is dirty: reclaiming nodes without references may free some.
                     Err(Error::NoSpace) => {
                         stuck = Some(self.take_out_unreferenced()?);
                         break;
@@ -79,7 +79,7 @@ impl Engine {
     }
 
     /// Makes what has reached the DAG part of a durable checkpoint, if that is still `wanted` when no other
-    /// one is being made any more. In-memory tables stay as they are: the log holds them, and one that is
+    /// one is being made any more. Memtables stay as they are: the log holds them, and one that is
     /// cut short is as much work below as a full one.
     pub fn checkpoint_nodes(&self, wanted: impl Fn(&Engine) -> bool) -> Result<()> {
         let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
@@ -106,7 +106,7 @@ impl Engine {
     pub fn checkpoint_clean(&self) -> Result<()> {
         self.checkpoint()?;
         let mut durable = waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock());
-        // Another checkpoint may have failed in between, and nobody knows which superblock it left behind.
+        // Another checkpoint may have failed in between, and it is unknown which superblock it has left.
         self.check_running()?;
         self.persist(&mut durable, true)
     }
@@ -166,7 +166,7 @@ impl Engine {
         });
         written.iter().for_each(|(id, node)| self.dirty.written(*id, node));
         self.share_memory();
-        // What is still buffered takes room in the ring as well, and nobody else may come to write it.
+        // The buffer takes space in the ring as well, and perhaps no other thread writes it out.
         self.log.write_out()?;
         self.log.truncate(log_start);
         // The previous checkpoint's extents are free from here on.
@@ -243,7 +243,7 @@ pub(crate) fn table_root(table: &Table) -> TableRoot {
     }
 }
 
-/// Asserts that a checkpoint goes on from the last one. Where it moves the log's start, it passes at least one record.
+/// Asserts that a checkpoint continues from the last one. If it moves the log's start, it passes at least one record.
 fn check_progress(last: &Superblock, (log_start, next_msn): (LogPos, u64), next_node: NodeId) {
     let start = last.log_start.pos;
     assert!(next_msn >= last.next_msn, "a checkpoint of an older state than the last");

@@ -1,4 +1,4 @@
-//! Where the garbage collector is, from one of its steps to the next. May use: a survey of the DAG. No I/O.
+//! The state of the garbage collector between two of its steps. May use: a survey of the DAG. No I/O.
 
 use std::sync::Arc;
 
@@ -9,62 +9,62 @@ use crate::dag::{
     tree::Tree,
 };
 
-/// Walks for deletes, a count, that a call of `Engine::settle` makes beside others who go on writing: what waited when
-/// it began is carried down by the first, but for what an edit had no room for.
+/// Most walks for deletes, a count, that a call of `Engine::settle` makes while other threads write. The first walk
+/// pushes down what waited when the call began, except what did not fit into its edits.
 const SETTLE_WALKS: u32 = 4;
 
-/// Deletes that are let in after settling has given too little, before it is tried again: at first.
+/// If `settle` has freed too little, so many deletes are admitted before it is tried again, a count: the first time.
 const MIN_DELETES_UNTIL_RETRY: u32 = 4;
-/// The same at most.
+/// The same after many failures, a count: it doubles up to this.
 const MAX_DELETES_UNTIL_RETRY: u32 = 512;
 
-/// A call of `Engine::settle` that is under way.
+/// A call of `Engine::settle` in progress.
 pub(crate) struct Settling {
-    /// The newest batch that it is about.
+    /// The number of the newest batch whose deletes it has to push down.
     pub until: u64,
-    /// Walks for deletes that have ended, a count, while others wrote.
+    /// Walks for deletes that have ended while other threads wrote, a count.
     pub walks: u32,
 }
 
-/// Where garbage collection is.
+/// The state of garbage collection.
 #[derive(Default)]
 pub(crate) struct GcProgress {
-    /// Where the walk for deletes goes on.
+    /// The key at which the walk for deletes continues.
     pub from: Bytes,
-    /// The walk for deletes has begun.
+    /// Whether the walk for deletes has begun.
     pub begun: bool,
-    /// Newest batch when the walk began.
+    /// Number of the newest record of the log when the walk began.
     pub since: u64,
-    /// Something was done in this walk: what was carried down may have to go on.
+    /// The walk has pushed something down, which may now wait at a lower node.
     pub any: bool,
-    /// A step has changed something that `Engine::settle` has not counted.
+    /// A step has changed something that `Engine::settle` has not counted yet.
     pub changed: bool,
     /// A step has changed something since the last checkpoint that was made where space is short.
     pub unfreed: bool,
-    /// Where the next step goes on.
+    /// What the next step looks for.
     pub stage: GcStage,
-    /// Steps have made nodes lower since other walks have looked.
+    /// Nodes were lowered since the other stages ran.
     pub lowered: bool,
     pub settling: Option<Settling>,
-    /// The walk for what nothing shows.
+    /// The walk for entries and edges that no path shows.
     pub prune: Option<GcWalk<PruneSurvey>>,
-    /// The walk for nodes that show little.
+    /// The walk for nodes of which little is shown.
     pub collapse: Option<GcWalk<CollapseSurvey>>,
 }
 
-/// What garbage collection looks for, one after the other: what has changed something leads back to the first.
+/// What garbage collection looks for, in this order. A stage that has changed something leads back to the first one.
 #[derive(Debug, Default, Clone, Copy, PartialEq)]
 pub(crate) enum GcStage {
     /// Deletes that wait in the DAG.
     #[default]
     Deletes,
-    /// What nothing shows any more.
+    /// Entries and edges that no path shows.
     Unseen,
-    /// What the root does not need.
+    /// Edges and levels that the root does not need.
     Root,
-    /// Nodes that show so little that leaves can take their place.
+    /// Nodes of which so little is shown that leaves can replace them.
     Little,
-    /// Nodes that can take over the edges of others.
+    /// Nodes that can take over the edges of their children, so that the DAG becomes lower.
     Tall,
 }
 
@@ -80,22 +80,22 @@ impl GcStage {
     }
 }
 
-/// What one bounded step of garbage collection came to.
+/// The result of one bounded step of garbage collection.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum GcStep {
-    /// The next step goes on with the same.
+    /// The next step continues the same stage.
     GoesOn,
-    /// The walk is at its end and has changed something, so that there may be more for the others.
+    /// The walk has ended and changed something, so the other stages may find more.
     Changed,
-    /// The walk is at its end and came to nothing.
+    /// The walk has ended and changed nothing.
     Nothing,
 }
 
-/// A walk over one version. That is held meanwhile, and so is its space.
+/// A walk over one version. It holds that version, and so the space of its nodes.
 pub(crate) struct GcWalk<S> {
     pub base: Arc<Tree>,
     pub survey: S,
-    /// All has been looked at: what was found is left to do.
+    /// The survey is complete: only the changes that it found are left to do.
     pub looked: bool,
     pub changed: bool,
 }
@@ -107,7 +107,7 @@ impl<S> GcWalk<S> {
 }
 
 impl GcProgress {
-    /// Lets go of what walks hold: they begin anew. The caller drops it where it holds no lock.
+    /// Ends the walks, and returns what they held, which the caller drops while it holds no lock. New walks begin anew.
     pub fn let_go(&mut self) -> impl Sized + use<> {
         self.stage = GcStage::default();
         let (prune, collapse) = (self.prune.take(), self.collapse.take());
@@ -116,9 +116,10 @@ impl GcProgress {
         (prune, collapse)
     }
 
-    /// A walk for deletes has come to its end, where `newest` is the newest record of the log and `written` the newest
-    /// batch; whether another one is to follow, for what was carried down may have to go on, and deletes may have come
-    /// in behind it. Those of others who go on writing are none of whoever settles.
+    /// Notes that a walk for deletes has ended, while `newest` is the newest record of the log and `written` the
+    /// newest batch. Returns whether another walk must follow: deletes that were pushed down may wait at lower nodes,
+    /// and new ones may have been flushed behind the walk. A call of `Engine::settle` does not follow the deletes of
+    /// other threads.
     pub fn has_walked(&mut self, newest: u64, written: u64) -> bool {
         self.begun = false;
         match &mut self.settling {
@@ -130,60 +131,63 @@ impl GcProgress {
         }
     }
 
-    /// Whether a call of `Engine::settle` has done what it is about, while others went on writing.
+    /// Whether a call of `Engine::settle` has made all its walks while other threads wrote.
     pub fn has_settled(&self) -> bool {
         self.settling.as_ref().is_some_and(|settling| settling.walks >= SETTLE_WALKS)
     }
 
-    /// Whether that is under way beside others who write: `written` is the newest batch.
+    /// Whether a call of `Engine::settle` is in progress and other threads have written since it began. `written` is
+    /// the newest batch.
     pub fn settles_beside(&self, written: u64) -> bool {
         self.settling.as_ref().is_some_and(|settling| settling.until != written)
     }
 
-    /// Notes whether a walk that ends, at its end or before, has `changed` something: the next checkpoint frees it.
+    /// Notes whether a walk has `changed` something when it ends or is ended: the next checkpoint frees what it
+    /// replaced.
     pub fn has_changed(&mut self, changed: bool) {
         self.changed |= changed;
         self.unfreed |= changed;
     }
 }
 
-/// Whether garbage collection is worth its space where that is short.
+/// Whether garbage collection frees more space than it takes, where space is short.
 #[derive(Default)]
-pub(crate) struct GcWorth {
+pub(crate) struct GcYield {
     /// Number of the newest batch.
     msn: u64,
     /// Most bytes that were free since.
     most: u64,
 }
 
-impl GcWorth {
-    /// With so much `free` and nothing newer than `msn`; not, if steps have used up more than `spare`.
+impl GcYield {
+    /// Whether to go on, with `free` bytes free and `msn` as the newest batch. Not if steps since that batch have
+    /// used up more than `spare` bytes.
     pub fn goes_on(&mut self, msn: u64, free: u64, spare: u64) -> bool {
         if self.msn != msn {
-            *self = GcWorth { msn, most: free };
+            *self = GcYield { msn, most: free };
         }
         self.most = self.most.max(free);
         free + spare >= self.most
     }
 }
 
-/// What is known of the deletes that a full store takes into the last of what is kept back.
+/// What is known of the last deletes: those that a full store admits into the last part of its reserve.
 #[derive(Debug, Default)]
 pub(crate) struct LastDeletes {
-    /// Deletes that may be let in before it is tried again whether settling gives anything back: that looks at all of
-    /// the store, and where a snapshot holds what is deleted each delete would.
+    /// Deletes that are admitted before `settle` is tried again, a count. It walks the whole store, and would do so
+    /// for each delete while a snapshot holds what they delete.
     pub until_retry: u32,
-    /// The same after the next time that settling gives too little.
+    /// The value of `until_retry` after the next `settle` that frees too little.
     next: u32,
 }
 
 impl LastDeletes {
-    /// Whether settling has given too little since it gave enough, although deletes were let in.
+    /// Whether the last `settle` has freed too little, although deletes were admitted.
     pub fn were_in_vain(&self) -> bool {
         self.next > 0
     }
 
-    /// Settling has given too little.
+    /// Notes that `settle` has freed too little.
     pub fn settled_in_vain(&mut self) {
         self.next = (2 * self.next).clamp(MIN_DELETES_UNTIL_RETRY, MAX_DELETES_UNTIL_RETRY);
         self.until_retry = self.next;
@@ -196,7 +200,7 @@ mod tests {
     use super::*;
     use crate::{CreateOptions, Db, Options, device::MemDevice};
 
-    /// Whoever settles is not kept by those who go on writing and deleting.
+    /// A call of `settle` ends although other threads go on writing and deleting.
     #[test]
     fn walks_of_a_call_come_to_an_end_beside_writers() {
         let progress = |until: Option<u64>, any| GcProgress {
@@ -205,7 +209,7 @@ mod tests {
             settling: until.map(|until| Settling { until, walks: 0 }),
             ..GcProgress::default()
         };
-        // Alone, or in the background: as long as there is something, or something has come.
+        // Without other writers: walks follow as long as one finds something, or something new has come.
         for until in [None, Some(7)] {
             let mut busy = progress(until, true);
             assert!((0..100).all(|_| busy.has_walked(7, 7)) && !busy.has_settled());
@@ -214,7 +218,7 @@ mod tests {
             assert!(progress(until, false).has_walked(8, 7));
         }
         assert!(progress(None, false).has_walked(8, 8));
-        // Beside others: some walks at most, and none for what has only come since.
+        // Beside other writers: a bounded number of walks, and none for deletes that came later.
         let mut beside = progress(Some(7), true);
         let walks = (8..100).take_while(|newest| beside.has_walked(*newest, *newest)).count();
         assert_eq!((walks as u32 + 1, beside.has_settled()), (SETTLE_WALKS, true));
@@ -222,7 +226,7 @@ mod tests {
         assert!(beside.settles_beside(8) && !beside.settles_beside(7));
     }
 
-    /// Else what it has replaced stays until somebody else makes a checkpoint.
+    /// Otherwise the nodes that it replaced would stay until another thread makes a checkpoint.
     #[test]
     fn a_walk_that_is_let_go_says_what_it_has_changed() {
         let device = Arc::new(MemDevice::new(64 << 20));

@@ -1,11 +1,11 @@
-//! The state of an open store, which all of `db` shares. What is done with it stands in the rooms above.
+//! The state of an open store, which all modules of `db` share. The modules above have what is done with it.
 //!
 //! Locks, in the order in which they may be taken: `last_deletes`, `collecting`, `checkpointing`, `flushing`,
-//! `building`, `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits for
-//! them only where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and `uuid`,
-//! which a backup asks for too. `building` and `superversion` are held for memory operations only. Each other lock of
-//! this room (`orphans`, `worth`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the throttle, the
-//! space and the dirty nodes) is held for a moment.
+//! `building`, `superversion`. The first four serialise maintenance and are held over I/O. A foreground call waits
+//! for them only where memory, the log or the device is full, and in `settle`, `checkpoint`, `grow`, `close`, and
+//! `uuid`, which a backup asks for too. `building` and `superversion` are held for memory operations only. Each other
+//! lock of the engine (`orphans`, `gc_yield`, `gc_progress`, `Signal::shutdown`, those of the slot of views, of the
+//! throttle, the space and the dirty nodes) is held for a moment.
 
 use std::{
     collections::BTreeSet,
@@ -21,7 +21,8 @@ use crate::{
     dag::{memtable::build::MemtableBuild, read::view::View, tree::Limits},
     db::engine::{
         dirty::Dirty,
-        gc_state::{GcProgress, GcWorth, LastDeletes},
+        gc_state::{GcProgress, GcYield, LastDeletes},
+        memtable_sizes::MemtableSizes,
         report::Recovery,
         signal::Signal,
         superversion::{Superversion, SuperversionSlot},
@@ -39,9 +40,10 @@ use crate::{
     waiting,
 };
 
+pub(crate) mod coalesce;
 pub(crate) mod dirty;
 pub(crate) mod gc_state;
-pub(crate) mod joint;
+pub(crate) mod memtable_sizes;
 pub(crate) mod report;
 pub(crate) mod signal;
 pub(crate) mod skip_ranges;
@@ -66,8 +68,10 @@ pub(crate) struct Engine {
     /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
     pub capacity: u64,
     pub superversion: RwLock<Superversion>,
+    /// The published view of `superversion`, which readers take without its lock.
     pub views: SuperversionSlot,
-    /// Held by whoever changes the structure of the DAG.
+    pub memtable_sizes: MemtableSizes,
+    /// Held while the structure of the DAG is changed.
     pub flushing: Mutex<()>,
     /// The last batch of the tree for which [`Engine::relieve_step`] has looked at its height.
     pub lowered_at: AtomicU64,
@@ -77,14 +81,14 @@ pub(crate) struct Engine {
     pub checkpointing: Mutex<Durable>,
     /// Nodes with count 0, waiting for the reclaimer.
     pub orphans: Mutex<BTreeSet<NodeId>>,
-    /// Whether giving space back gives any.
-    pub worth: Mutex<GcWorth>,
+    /// Whether garbage collection has freed any space since the last batch.
+    pub gc_yield: Mutex<GcYield>,
     /// Where giving space back is.
     pub gc_progress: Mutex<GcProgress>,
     /// Held over I/O by the thread that collects garbage. Only [`Engine::settle`] waits for it.
     pub collecting: Mutex<()>,
-    /// Held by a delete that a full store takes into the last of what is kept back, until it is in memory; over I/O.
-    /// Taken before all others.
+    /// Held by a delete that a full store admits into the last part of the reserve, until it is in the memtable; over
+    /// I/O. Taken before all other locks.
     pub last_deletes: Mutex<LastDeletes>,
     pub next_id: AtomicU64,
     pub dirty: Dirty,
@@ -113,8 +117,8 @@ pub(crate) struct EngineCounters {
     pub push_downs: AtomicU64,
     /// Batches whose clones could not be admitted by bounds of key lengths alone.
     pub length_searches: AtomicU64,
-    /// Batches that were made one with the batch before.
-    pub joined: AtomicU64,
+    /// Batches that were coalesced with the batch before.
+    pub coalesced: AtomicU64,
     /// Edges and messages about ranges that structural work went through, and messages in memory that clones copied.
     pub handled: AtomicU64,
     /// Keys that cursors came by of which nothing was left.
@@ -127,20 +131,21 @@ pub(crate) struct EngineCounters {
     pub vain_reader_waits: AtomicU32,
     /// Since when the flusher has found no room for a table, although nothing was dirty.
     pub stuck_since: Mutex<Option<Instant>>,
-    /// Something was deleted since deletes were last carried down.
+    /// Something was deleted since deletes were last pushed down.
     pub deletes: AtomicBool,
     /// Something was deleted since the last walk beside writes began.
     pub deletes_beside: AtomicBool,
-    /// Enough was taken out beside other work for a checkpoint that gives it back.
+    /// Garbage collection beside writes has freed enough for a checkpoint.
     pub freed: AtomicBool,
-    /// Nodes that were taken out because nothing refers to them any more.
+    /// Nodes without references that were reclaimed, a count.
     pub reclaimed: AtomicU64,
-    /// They have been: the next checkpoint that is asked for gives their space back, and is made in any case.
+    /// Garbage collection of an idle store has ended: the next checkpoint that is asked for frees the space, and is
+    /// made in any case.
     pub settled: AtomicBool,
 }
 
 impl EngineCounters {
-    /// Notes that there may be space to give back, if one of the operations can leave any behind.
+    /// Notes that there may be space to free, if one of the operations can delete anything.
     pub fn note_deletes(&self, ops: &[Op]) {
         if ops.iter().any(|op| !matches!(op, Op::Put(..) | Op::Upsert(..) | Op::UpsertPrefix(..))) {
             self.deletes.store(true, Ordering::Relaxed);
@@ -163,7 +168,7 @@ impl Engine {
         }
     }
 
-    /// Stops the store for good: a change could not be carried through.
+    /// Stops the store for good, because a change could not be completed.
     pub fn stop(&self, during: &str, error: &Error) {
         self.log.stop(format!("{during}: {error}"));
         self.signal.all();
@@ -186,14 +191,18 @@ impl Engine {
         self.views.view(&self.superversion)
     }
 
-    /// Reads such a view, and lets go of it: see [`SuperversionSlot::with_view`].
+    /// Calls `read` with such a view: see [`SuperversionSlot::with_view`].
     pub fn with_view<T>(&self, read: impl FnOnce(&View) -> T) -> T {
         self.views.with_view(&self.superversion, read)
     }
 
     /// Changes the superversion, and what readers see of it from then on.
     pub fn change<T>(&self, change: impl FnOnce(&mut Superversion) -> T) -> T {
-        self.views.change(&self.superversion, change)
+        self.views.change(&self.superversion, |superversion| {
+            let result = change(superversion);
+            self.memtable_sizes.publish(superversion);
+            result
+        })
     }
 
     /// Notes that in the version after batch `seen` nothing was to be seen in `span`.

@@ -19,13 +19,13 @@ pub(crate) enum Work {
 
 #[derive(Default)]
 pub(crate) struct Signal {
-    /// By kind: whether there is work that nobody has turned to.
+    /// By kind: whether work was asked for that no thread has begun.
     asked: [AtomicBool; 3],
-    /// Whether the threads are to end. Whoever waits looks at that, and at what is asked for, under this lock.
+    /// Whether the threads are to end. A waiting thread checks this, and the work asked for, under this lock.
     shutdown: Mutex<bool>,
-    /// By kind: those who do the work.
+    /// By kind: wakes the threads that do the work.
     workers: [Condvar; 3],
-    /// Those who wait for nothing but the time, or the end.
+    /// Wakes threads that only sleep, when the store is closed.
     sleepers: Condvar,
     done_lock: Mutex<()>,
     done: Condvar,
@@ -34,9 +34,10 @@ pub(crate) struct Signal {
 impl Signal {
     /// Asks for work of a kind. Asking again before it is begun changes nothing, and takes no lock.
     pub fn ask(&self, kind: Work) {
-        // An exchange even where nothing changes: whoever turns to the work later sees what the caller has done.
+        // This is an exchange even if the flag is set already: a thread that begins the work later sees what the
+        // caller has done.
         if !self.asked[kind as usize].swap(true, Ordering::AcqRel) {
-            // Who has seen nothing under this lock waits by now.
+            // A thread that has seen no work under this lock waits by now.
             let _shutdown = self.shutdown.lock();
             self.workers[kind as usize].notify_all();
         }

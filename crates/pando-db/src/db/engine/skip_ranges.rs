@@ -23,10 +23,10 @@ use crate::{
 
 /// Fewer deleted keys than this are passed without a note.
 pub(crate) const MIN_PASSED_KEYS: u64 = 64;
-/// Skip ranges that are kept. Beyond that all are forgotten, and those found again that are wanted: none can
-/// be in the way of others for ever.
+/// Skip ranges that are kept, a count. Beyond it all are forgotten; cursors find those that are needed again, and no
+/// old one stays for ever.
 const MAX_SKIP_RANGES: usize = 1024;
-/// Batches that are remembered one by one. Those before are one, and only between which keys they put is
+/// Batches that are remembered one by one, a count. For older ones only the range that contains all their keys is
 /// known.
 const RECENT_BATCHES: usize = 64;
 /// Batches without a discovery, and without a cursor that began behind a skip range, after which all is
@@ -38,7 +38,7 @@ pub(crate) struct SkipRanges {
     known: Option<Arc<Spans>>,
     /// The last batches that put something, and between which keys; the first may be several, up to that one.
     recent: VecDeque<(u64, Span)>,
-    /// Of what came up to this batch nothing is remembered.
+    /// Nothing is remembered of batches up to this one.
     since: u64,
     /// Batches before all is forgotten; 0: it is.
     patience: u32,
@@ -99,9 +99,9 @@ impl SkipRanges {
                     self.put_all(&span);
                     put = Some(hull(put, span));
                 }
-                // Beside a skip range lies, as a rule, what was taken out of a queue just now.
+                // A key that was just taken out of a queue mostly lies beside a skip range.
                 Op::Delete(key) => self.deleted(key),
-                // These put nothing where nothing was.
+                // These never give a value to a key without one.
                 Op::DeleteRange(..) | Op::UpsertPrefix(..) => (),
             }
         }
@@ -120,8 +120,8 @@ impl SkipRanges {
         }
     }
 
-    /// Takes in what was made one with batch `msn`, which views of that very batch may not show.
-    pub fn joined(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
+    /// Takes in what was coalesced with batch `msn`: views of that batch may not show it.
+    pub fn coalesced(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
         self.written(ops, msn + 1, used);
         self.since = self.since.max(msn + 1);
     }
@@ -196,14 +196,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_joined_to_a_batch_is_not_overlooked_by_views_of_that_batch() {
+    fn what_was_coalesced_with_a_batch_is_not_overlooked_by_views_of_that_batch() {
         let mut skip_ranges = SkipRanges::default();
-        // Nobody watched: a view of batch 7 may be from before the join, one of batch 8 is not.
-        skip_ranges.joined(&[put("c")], 7, || false);
+        // Nobody watched: a view of batch 7 may be from before both were coalesced, one of batch 8 is not.
+        skip_ranges.coalesced(&[put("c")], 7, || false);
         assert!(!skip_ranges.found(7, 7, span("a", "m")));
         assert!(skip_ranges.found(8, 8, span("d", "m")));
         // Somebody watches.
-        skip_ranges.joined(&[put("e")], 8, || false);
+        skip_ranges.coalesced(&[put("e")], 8, || false);
         assert_eq!(left(&skip_ranges, "a", "z"), Some(span("a", "z")), "it lies in what was known");
         assert!(!skip_ranges.found(8, 8, span("d", "m")));
         assert!(skip_ranges.found(9, 9, span("n", "q")));

@@ -1,24 +1,23 @@
 //! The view that readers share, in a slot beside the superversion's lock.
 //!
-//! Guarantees: a view taken after a write has returned shows it; taking one waits for nobody while other
-//! threads read as well. Publishing a view shares the active table with readers, and then a writer must copy
-//! what it changes of it (a path of the persistent map for each key). So a view is published only if somebody
-//! other than the writer reads, or has done so a few changes ago; a thread that reads and writes in turn
-//! finds the slot empty, and makes its view under the lock, which nobody else wants. Such a view is not published
-//! either: that, and taking it back at the next change, would go through the marks of all threads of the process.
-//! A reader of single keys does not free what was replaced while it read.
+//! Guarantees: a view taken after a write has returned shows that write; taking a view waits for no thread while
+//! other threads read as well. Publishing a view shares the active memtable with readers, and then a writer must copy
+//! what it changes in it (a path of the persistent map for each key). So a view is published only if another thread
+//! than the writer reads, or has read a few changes ago. A thread that reads and writes in turn finds the slot empty,
+//! and makes its view under the lock, for which no other thread waits. Such a view is not published either:
+//! publishing and withdrawing it would cost a walk over the debt slots of all threads (`arc_swap`). A reader of
+//! single keys does not free what was replaced while it read.
 //!
 //! May use: the superversion, views. No I/O.
 //!
-//! Two kinds of reader take the lock of the superversion all the same: one that finds the slot empty
-//! (shared), and a cursor that has passed many tombstones and tells of it (exclusive, for a search among the
-//! skip ranges).
+//! Two kinds of reader still take the lock of the superversion: one that finds the slot empty (shared), and a cursor
+//! that has passed many tombstones and notes their range (exclusive, for a search among the skip ranges).
 
 use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
 };
 
@@ -27,7 +26,7 @@ use smallvec::SmallVec;
 
 use crate::{
     dag::{memtable::Memtable, read::view::View, tree::Tree},
-    db::engine::{joint::Joint, skip_ranges::SkipRanges, watch::Watched},
+    db::engine::{coalesce::NewestBatch, skip_ranges::SkipRanges, watch::Watched},
     locks::{Mutex, RwLock},
     thread,
 };
@@ -50,8 +49,8 @@ pub(crate) struct Superversion {
     pub skip_ranges: SkipRanges,
     /// Keys that batches expect something of, while they look them up.
     pub watched: Watched,
-    /// The newest batch, if the next may be made one with it.
-    pub joint: Option<Joint>,
+    /// The newest batch, if the next one may be coalesced with it.
+    pub newest_batch: Option<NewestBatch>,
 }
 
 impl Superversion {
@@ -85,86 +84,26 @@ impl Superversion {
     }
 }
 
-/// The published view, and who has taken one since it was published.
+/// The published view, and which threads have taken one since the last change.
 #[derive(Default)]
 pub(crate) struct SuperversionSlot {
     slot: ArcSwapOption<View>,
     /// The slot holds a view. Changed with it, under the superversion's lock.
     published: AtomicBool,
-    /// What the only reader since the last change has made for itself. Filled under the superversion's lock, and
-    /// emptied with the slot.
+    /// The view that the only reader since the last change has made for itself. Filled under the superversion's lock,
+    /// and emptied with the slot.
     unpublished: Mutex<Option<Arc<View>>>,
-    /// There is one. Changed with it, under the superversion's lock: a writer takes no other where nobody reads.
+    /// Whether there is one. Changed with it, under the superversion's lock, so that a writer takes no further lock
+    /// if no thread reads.
     has_unpublished: AtomicBool,
     /// How often the superversion has changed.
     changes: AtomicU64,
     reader: AtomicU64,
-    /// For how many changes more a view is published even if nobody has read. Changed under the superversion's lock.
+    /// For how many more changes a view is published even if no thread reads. Changed under the superversion's lock.
     linger: AtomicU32,
     /// Views that were replaced while a reader used them.
     left: Mutex<Old>,
     has_left: AtomicBool,
-    /// Of the in-memory tables, as of the last change of the superversion.
-    pub sizes: TableSizes,
-}
-
-/// Sizes of the in-memory tables, to be read without a lock.
-#[derive(Default)]
-pub(crate) struct TableSizes {
-    bytes: AtomicUsize,
-    sealed_bytes: AtomicUsize,
-    sealed: AtomicUsize,
-    /// The newest batch that came from the log when the store was opened.
-    recovered_msn: AtomicU64,
-    /// Of the sealed ones, those that came from the log.
-    recovered_bytes: AtomicUsize,
-    recovered: AtomicUsize,
-}
-
-impl TableSizes {
-    fn publish(&self, superversion: &Superversion) {
-        let sealed_bytes = superversion.sealed.iter().map(|table| table.bytes()).sum::<usize>();
-        self.bytes.store(superversion.active.bytes() + sealed_bytes, Ordering::Relaxed);
-        self.sealed_bytes.store(sealed_bytes, Ordering::Relaxed);
-        self.sealed.store(superversion.sealed.len(), Ordering::Relaxed);
-        let last = self.recovered_msn.load(Ordering::Relaxed);
-        // They are the oldest. As a rule there are none.
-        let recovered = superversion.sealed.iter().take_while(|table| table.msn <= last);
-        let (count, bytes) =
-            recovered.fold((0, 0), |(count, bytes), table| (count + 1, bytes + table.bytes()));
-        self.recovered_bytes.store(bytes, Ordering::Relaxed);
-        self.recovered.store(count, Ordering::Relaxed);
-    }
-
-    /// Tells apart what came from the log when the store was opened: the batches up to `msn`.
-    pub fn set_recovered(&self, msn: u64) {
-        self.recovered_msn.store(msn, Ordering::Relaxed);
-    }
-
-    /// Bytes of all of them.
-    pub fn bytes(&self) -> usize {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of those that are sealed.
-    pub fn sealed_bytes(&self) -> usize {
-        self.sealed_bytes.load(Ordering::Relaxed)
-    }
-
-    /// How many are sealed.
-    pub fn sealed(&self) -> usize {
-        self.sealed.load(Ordering::Relaxed)
-    }
-
-    /// Bytes of those that came from the log when the store was opened, and are not flushed yet.
-    pub fn recovered_bytes(&self) -> usize {
-        self.recovered_bytes.load(Ordering::Relaxed)
-    }
-
-    /// How many these are.
-    pub fn recovered(&self) -> usize {
-        self.recovered.load(Ordering::Relaxed)
-    }
 }
 
 /// Views to be dropped outside the lock.
@@ -201,7 +140,6 @@ impl SuperversionSlot {
     /// caller gets is to be dropped outside the lock.
     pub fn changed(&self, superversion: &Superversion) -> Old {
         let (reads, linger) = (self.has_reader(), self.linger.load(Ordering::Relaxed));
-        self.sizes.publish(superversion);
         let fresh = (reads || linger > 0).then(|| Arc::new(superversion.view()));
         let left = if reads { LINGER_CHANGES } else { linger.saturating_sub(1) };
         self.linger.store(left, Ordering::Relaxed);
@@ -215,7 +153,7 @@ impl SuperversionSlot {
             self.has_unpublished.store(false, Ordering::Relaxed);
             old.extend(self.unpublished.lock().take());
         }
-        // A swap is dear even if it changes nothing: it looks at marks of all threads of the process.
+        // A swap is expensive even if it changes nothing: it walks over the debt slots of all threads of the process.
         let publishes = fresh.is_some();
         if self.published.swap(publishes, Ordering::Relaxed) || publishes {
             old.extend(self.slot.swap(fresh));
@@ -224,18 +162,19 @@ impl SuperversionSlot {
         old
     }
 
-    /// Views that only readers have had to the end.
+    /// Views whose last references readers have left here.
     pub fn left_by_readers(&self) -> Old {
-        // Mostly nobody has left any; one that comes in now goes with the next change.
+        // Mostly there are none. A view that is left from now on is dropped with the next change.
         if !self.has_left.swap(false, Ordering::Acquire) {
             return Old::default();
         }
         std::mem::take(&mut *self.left.lock())
     }
 
-    /// Lets go of a view that was taken when the slot had changed so often. If it has been replaced since,
-    /// the reader may be the last who has it. It frees nothing then, unless others leave theirs at this
-    /// moment: the writer's threads do, who allocated it, and would be waited for in the allocator.
+    /// Drops a view that was taken when the slot had changed `changes` times. If it was replaced since, the reader
+    /// may have the last reference. Then the reader leaves the view to the writer's threads, which have allocated it,
+    /// because freeing it would wait for them in the allocator; only if another reader leaves one at this moment, the
+    /// reader frees it itself.
     fn let_go(&self, changes: u64, view: impl FnOnce() -> Option<Arc<View>>) {
         if self.changes.load(Ordering::Acquire) != changes
             && let Some(mut left) = self.left.try_lock()
@@ -245,13 +184,13 @@ impl SuperversionSlot {
         }
     }
 
-    /// A consistent view of everything written so far. O(1), or O(number of in-memory tables) after a write.
+    /// A consistent view of everything written so far. O(1), or O(number of memtables) after a write.
     pub fn view(&self, superversion: &RwLock<Superversion>) -> Arc<View> {
         self.mark();
         self.slot.load_full().unwrap_or_else(|| self.fresh_view(superversion))
     }
 
-    /// Reads such a view, and lets go of it: threads that do this do not even share a count.
+    /// Calls `read` with such a view, without a reference count that threads would share.
     pub fn with_view<T>(&self, superversion: &RwLock<Superversion>, read: impl FnOnce(&View) -> T) -> T {
         self.mark();
         let changes = self.changes.load(Ordering::Acquire);
@@ -270,7 +209,7 @@ impl SuperversionSlot {
     /// The view of a reader that found none in the slot.
     fn fresh_view(&self, superversion: &RwLock<Superversion>) -> Arc<View> {
         let alone = self.reader.load(Ordering::Relaxed) == thread::number();
-        // One that a reader made for itself is as good as any until the next change, whoever takes it.
+        // A view that a reader made for itself is valid until the next change, for any thread.
         if alone && let Some(own) = &*self.unpublished.lock() {
             return own.clone();
         }

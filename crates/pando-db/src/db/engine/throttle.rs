@@ -1,24 +1,22 @@
-//! The write throttle: small delays of writers, so that they need not stand still.
+//! The write throttle: small delays of writers, so that they need not stop.
 //!
-//! Writers fill tables, dirty nodes and the log faster than threads empty them, if they are let. Without a
-//! throttle they would run at the speed of memory until something is full, and then wait for a whole
-//! checkpoint. So each write is delayed a little once the backlog is worth mentioning, the more the nearer it
-//! comes to its limit, until what comes in is what goes out. (The shape of the curve is that of the write
-//! throttle of ZFS.)
+//! Writers can fill memtables, dirty nodes and the log faster than threads empty them. Without a throttle they would
+//! run at the speed of memory until something is full, and then wait for a whole checkpoint. So each write is delayed
+//! a little once there is a backlog, the more the nearer it comes to its limit, until writers are as fast as the
+//! threads. (The shape of the curve is that of the write throttle of ZFS.)
 //!
 //! Where flushing is slow, as on a device whose reads take a millisecond, the delay for a byte is measured: it is
 //! what a byte took the flusher lately, or takes it now. So writers are spread over the time that a table takes,
 //! where they would fill all tables at once and stand still until one is gone.
 //! A writer that has to wait may do some of the flusher's work: then two processors are busy, where one would idle.
 //!
-//! Somebody may wait for writes of others: a clone waits until what the kernel keeps of the files below its source is
-//! written. Meanwhile delays are put off ([`Throttle::put_off`]) until they come to [`MOST_PUT_OFF`] together, and
-//! those who write afterwards make up for them. So the clone does not wait for the backlog, and on the average as much
-//! is written as before.
+//! A caller may wait for writes of other threads: a clone waits until the kernel has written its dirty pages of the
+//! source. Meanwhile delays are put off ([`Throttle::put_off`]), up to [`MOST_PUT_OFF`] in all, and later writes make
+//! up for them. So the clone does not wait for the backlog, and the average speed stays the same.
 //!
 //! Guarantees: no delay below the pressure at which it begins; delays are for bytes, so small writes are
 //! delayed a little; no delay is longer than [`LONGEST`], or [`LONGEST_IF_SLOW`] where flushing is slow, and one step
-//! of that work; no more than [`MOST_PUT_OFF`] is ever put off, also where somebody waits all the time.
+//! of that work; no more than [`MOST_PUT_OFF`] is ever put off, also if a caller waits all the time.
 
 use std::{
     sync::atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -33,14 +31,14 @@ const NANOS_PER_BYTE: f64 = 10.0;
 const SHORTEST: Duration = Duration::from_micros(300);
 /// The longest delay.
 const LONGEST: Duration = Duration::from_millis(10);
-/// The same where flushing is slow.
+/// The longest delay if flushing is slow.
 const LONGEST_IF_SLOW: Duration = Duration::from_millis(100);
-/// Delays that may be put off while somebody waits for writes of others.
+/// Most delays, in all, that are put off while a caller waits for writes of other threads.
 const MOST_PUT_OFF: Duration = Duration::from_millis(100);
 /// What a byte takes the flusher where it is slow, in nanoseconds: 1 MB/s.
 const SLOW_NANOS_PER_BYTE: f64 = 1000.0;
-/// Of what a byte takes a slow flusher, the share (1/n) that a byte costs at half the pressure. So tables are
-/// four fifths full when what comes in is what goes out.
+/// At half the pressure a byte is delayed by 1/n of the time that a slow flusher takes for a byte. So tables are four
+/// fifths full when writers are as fast as the flusher.
 const SLOW_SHARE: f64 = 4.0;
 
 /// Hands out delays to all writers of a store.
@@ -48,7 +46,7 @@ pub(crate) struct Throttle {
     began: Instant,
     /// When what was let in so far is paid for, in nanoseconds.
     paid_at: AtomicU64,
-    /// How many callers wait for writes of others.
+    /// How many callers wait for writes of other threads.
     waited_for: AtomicUsize,
     /// Since when the flusher works on the table that is next, in nanoseconds.
     at_work_since: AtomicU64,
@@ -85,7 +83,7 @@ impl Drop for DelaysPutOff<'_> {
 }
 
 impl Throttle {
-    /// Somebody waits for writes of others until this is dropped.
+    /// Puts delays off until the result is dropped, because a caller waits for writes of other threads.
     pub fn put_off(&self) -> DelaysPutOff<'_> {
         self.waited_for.fetch_add(1, Ordering::Relaxed);
         DelaysPutOff(self)

@@ -51,7 +51,7 @@ impl LengthWatch {
                 let copy = Span::prefix(dst.clone()).intersect(span);
                 copy.is_some_and(|copy| active.may_exceed(&copy, *most))
             }
-            // They change values that there are.
+            // These change only existing values.
             Op::Delete(_) | Op::DeleteRange(..) | Op::UpsertPrefix(..) => false,
         })
     }

@@ -1,8 +1,9 @@
-//! Edits of the DAG: made over a version, and published at once, if there is room for what they make dirty.
+//! Edits of the DAG: an edit is made over a version, and published at once if there is space for the nodes that it
+//! makes dirty.
 //!
-//! An edit asserts the invariants of all that it makes. What comes from the device is not trusted with that:
-//! it is checked as it is decoded, and as edges are followed, and gives errors. So an assertion that fails is
-//! a bug; nothing has been published then, and the store stops.
+//! An edit asserts the invariants of the nodes that it makes. Nodes from the device are checked when they are
+//! decoded, and when edges are followed, and give errors instead. So an assertion that fails is a bug; nothing has
+//! been published then, and the store stops.
 
 use std::sync::Arc;
 
@@ -15,13 +16,12 @@ use crate::{
     error::{Error, Result},
 };
 
-/// What an edit may make dirty.
+/// Whether an edit is published only if there is space on the device for all nodes that are dirty then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// What there is space for.
-    Checked,
-    /// More: of a store that is opened.
-    Any,
+pub(crate) enum SpaceCheck {
+    Required,
+    /// For a store that is being opened: its log is replayed in memory before anything is written.
+    Skipped,
 }
 
 impl Engine {
@@ -35,18 +35,18 @@ impl Engine {
         }
     }
 
-    /// The height from which on a node is made lower when nothing else is to be done.
+    /// The height from which on a node is lowered while the store is idle.
     pub fn idle_levels(&self) -> u8 {
         idle_levels(self.space.used_bytes() / self.limits.node as u64, self.limits.fanout)
     }
 
-    /// The height from which on a node is higher than what is stored asks for.
+    /// The height from which on a node is higher than the amount of data requires.
     fn tall_levels(&self) -> u8 {
         tall_levels(self.space.used_bytes() / self.limits.node as u64, self.limits.fanout)
     }
 
-    /// Makes an edit and publishes it; made again if it came to something that cannot be read, and knows of
-    /// it the next time. [`Error::NoSpace`] if there would be no space for what is dirty then. The caller holds
+    /// Makes an edit and publishes it. If the edit meets a node that cannot be read, it is made once more, and avoids
+    /// that node. [`Error::NoSpace`] if there would be no space for the dirty nodes then. The caller holds
     /// `flushing`.
     pub(crate) fn edit<T>(
         &self,
@@ -56,20 +56,20 @@ impl Engine {
         self.edit_with(&self.context(), work, then)
     }
 
-    /// The same within other limits.
+    /// [`Engine::edit`] with other limits than [`Engine::context`] has.
     pub(crate) fn edit_with<T>(
         &self,
         cx: &Context<'_>,
         work: impl FnMut(&mut Edit<'_>) -> Result<T>,
         then: impl FnOnce(&mut Superversion),
     ) -> Result<T> {
-        self.edit_in(cx, Room::Checked, work, then)
+        self.edit_in(cx, SpaceCheck::Required, work, then)
     }
 
     pub(super) fn edit_in<T>(
         &self,
         cx: &Context<'_>,
-        room: Room,
+        space: SpaceCheck,
         mut work: impl FnMut(&mut Edit<'_>) -> Result<T>,
         then: impl FnOnce(&mut Superversion),
     ) -> Result<T> {
@@ -84,25 +84,30 @@ impl Engine {
             };
             let changes = edit.finish();
             if !changes.is_empty() {
-                self.publish(changes, room, then)?;
+                self.publish(changes, space, then)?;
             }
             return Ok(made);
         }
     }
 
-    /// Publishes an edit, if it may have any `room`, or there is space for all that is dirty then: [`Error::NoSpace`]
-    /// otherwise, and nothing has changed. The caller holds `flushing`. `then` runs under the same lock.
-    pub fn publish(&self, changes: Changes, room: Room, then: impl FnOnce(&mut Superversion)) -> Result<()> {
+    /// Publishes an edit. If `space` is required and there is none for all that is dirty then, this changes nothing
+    /// and returns [`Error::NoSpace`]. The caller holds `flushing`. `then` runs under the superversion's lock.
+    pub fn publish(
+        &self,
+        changes: Changes,
+        space: SpaceCheck,
+        then: impl FnOnce(&mut Superversion),
+    ) -> Result<()> {
         let versions = Dirty::weigh(changes.versions(), self.limits.node);
-        if room == Room::Checked && !self.has_room_for(self.dirty.growth(&versions)) {
+        if space == SpaceCheck::Required && !self.has_space_for(self.dirty.growth(&versions)) {
             return Err(Error::NoSpace);
         }
         let (orphans, old) = self.change(|superversion| -> Result<_> {
             let root = changes.root;
             let mut table = superversion.tree.table.clone();
             let orphans = changes.apply(&mut table)?;
-            // A checkpoint that froze the new versions before they were noted would have nothing to strike
-            // out, and they would count as dirty for ever.
+            // Noted before the new versions can be seen: a checkpoint that wrote them first would find nothing to
+            // remove, and they would count as dirty for ever.
             self.dirty.note(versions);
             let (msn, log_end) = (superversion.tree.msn, superversion.tree.log_end);
             let versions = superversion.tree.versions.clone();
@@ -111,7 +116,7 @@ impl Engine {
             then(superversion);
             Ok((orphans, old))
         })?;
-        // What only the old version reached is freed here, outside the lock.
+        // Nodes that only the old version reaches are freed here, outside the lock.
         drop(old);
         self.share_memory();
         self.orphans.lock().extend(orphans);
@@ -119,8 +124,8 @@ impl Engine {
     }
 }
 
-/// Stops the store if an edit panics: an assertion says that this code is wrong, or a merge function does not
-/// keep its word. Nothing has been published, and what is durable stays as it is.
+/// Stops the store if an edit panics: an assertion has failed, or a merge function breaks its contract. Nothing has
+/// been published, and the durable state stays as it is.
 struct StopOnPanic<'a>(&'a Engine);
 
 impl Drop for StopOnPanic<'_> {

@@ -1,8 +1,9 @@
-//! Structural work: flushing sealed tables into the DAG (here), reclaiming what nothing refers to (`reclaim`), and the
-//! edits that do both (`edit`).
+//! Structural work: flushing sealed memtables into the DAG (here), reclaiming nodes without references (`reclaim`),
+//! and the edits that do both (`edit`).
 //!
-//! One step at a time, under the `flushing` lock, each bounded; the result is published at once. A step that finds no
-//! room says so, and changes nothing: checkpoints, which give room, stand above.
+//! Work is done in bounded steps, one at a time under the lock `flushing`; the result of a step is published at once.
+//! A step that finds no space changes nothing and returns [`FlushStep::NeedsCheckpoint`]: checkpoints are made by the
+//! modules above.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -10,7 +11,7 @@ use crate::{
     dag::memtable::build::MemtableBuild,
     db::{
         engine::{Engine, superversion::Superversion},
-        flush::edit::Room,
+        flush::edit::SpaceCheck,
     },
     error::{Error, Result},
     waiting,
@@ -19,46 +20,48 @@ use crate::{
 pub(crate) mod edit;
 pub(crate) mod reclaim;
 
-/// Points, and bytes of them, that a waiting writer builds at once: a fraction of a millisecond.
+/// Points, a count, and their bytes that a waiting writer builds into pages at once: this takes a fraction of a
+/// millisecond.
 const BUILD_POINTS: usize = 512;
 const BUILD_BYTES: usize = 64 << 10;
 
-/// What a step of flushing came to.
+/// The result of a step of flushing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub(crate) enum FlushStep {
-    /// There was nothing to do.
+    /// There was nothing to flush.
     Nothing,
     Done,
-    /// What is dirty has to be written first: with more of it there could be no space for that.
-    NoRoom,
+    /// A checkpoint has to write the dirty nodes first: with more of them there might not be enough space to write
+    /// them.
+    NeedsCheckpoint,
 }
 
 impl Engine {
     /// Applies the oldest sealed table to the DAG.
     pub fn flush_step(&self) -> Result<FlushStep> {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-        // Asked for here: before, several threads could find room for one edit each.
+        // Checked under the lock: otherwise several threads could find space for one edit each.
         if self.is_tight()? {
-            return Ok(FlushStep::NoRoom);
+            return Ok(FlushStep::NeedsCheckpoint);
         }
-        self.or_no_room(self.apply_oldest(Room::Checked))
+        self.or_needs_checkpoint(self.apply_oldest(SpaceCheck::Required))
     }
 
-    /// What a step came to that had no room, and can have it once what is dirty is written.
-    fn or_no_room(&self, step: Result<FlushStep>) -> Result<FlushStep> {
+    /// The result of a step, which needs a checkpoint if it found no space while nodes are dirty.
+    fn or_needs_checkpoint(&self, step: Result<FlushStep>) -> Result<FlushStep> {
         match step {
-            Err(Error::NoSpace) if self.dirty.count() > 0 => Ok(FlushStep::NoRoom),
+            Err(Error::NoSpace) if self.dirty.count() > 0 => Ok(FlushStep::NeedsCheckpoint),
             other => other,
         }
     }
 
     /// Applies the oldest sealed table to the DAG. The caller holds `flushing`.
-    fn apply_oldest(&self, room: Room) -> Result<FlushStep> {
+    fn apply_oldest(&self, space: SpaceCheck) -> Result<FlushStep> {
         let Some(table) = self.superversion.read().sealed.front().cloned() else {
             return Ok(FlushStep::Nothing);
         };
-        // What came in bulk is taken over as the log has placed it.
+        // Bulk values must be placed by the log first: the flush takes their pages over.
         if self.log.has_blobs() {
             self.log.write_out()?;
         }
@@ -79,15 +82,15 @@ impl Engine {
             (tree.msn, tree.log_end) = (table.msn, table.log_end);
         };
         let cx = self.context();
-        // What cannot be carried further waits at the top: for what cannot be read, or because space is short although
-        // nothing is dirty.
+        // A table that cannot be flushed into the nodes below waits at the top of the DAG: because a node cannot be
+        // read, or because space is short although nothing is dirty.
         let stays =
             |error: &Error| error.is_damage() || matches!(error, Error::NoSpace) && self.dirty.count() == 0;
-        let placed = match self.edit_in(&cx, room, |edit| edit.apply_table(&table, layer.clone()), done) {
+        let placed = match self.edit_in(&cx, space, |edit| edit.apply_table(&table, layer.clone()), done) {
             Err(error) if stays(&error) => {
-                match self.edit_in(&cx, room, |edit| edit.keep_table(&table, layer.clone()), done) {
+                match self.edit_in(&cx, space, |edit| edit.keep_table(&table, layer.clone()), done) {
                     Err(error) if error.is_damage() => {
-                        self.edit_in(&cx, room, |edit| edit.keep_table_above(&table, layer.clone()), done)?
+                        self.edit_in(&cx, space, |edit| edit.keep_table_above(&table, layer.clone()), done)?
                     }
                     other => other?,
                 }
@@ -103,21 +106,21 @@ impl Engine {
         Ok(FlushStep::Done)
     }
 
-    /// Notes that a table has found room.
+    /// Notes that a memtable was flushed, so the flusher is not stuck.
     fn note_not_stuck(&self) {
         *self.counters.stuck_since.lock() = None;
     }
 
-    /// Takes a little off the flusher, for a writer that has to wait for it: builds some points of a table
-    /// that will be its next, or goes on with that, into pages. `false` if there is nothing to do, or another
-    /// writer does it. As long as values that came in bulk wait anywhere, no table is begun.
+    /// Builds pages from some points of the next memtable to be flushed. A writer that has to wait for the flusher
+    /// does this for it (cooperative memtable build). `false` if there is nothing to build, or another writer does
+    /// it. No table is begun as long as bulk values wait in the log or in memory.
     pub fn help_build(&self) -> bool {
         let Some(mut building) = self.building.try_lock() else { return false };
         let next = {
             let superversion = self.superversion.read();
             let going_on =
                 building.as_ref().and_then(|p| superversion.sealed.iter().find(|table| p.is_of(table)));
-            // The first one is the flusher's as a rule, which takes over what was built of it.
+            // Not the first memtable: the flusher mostly has it already.
             match going_on.or_else(|| superversion.sealed.get(1)) {
                 Some(table) => table.clone(),
                 None => return false,
@@ -125,7 +128,7 @@ impl Engine {
         };
         let mut begun = match building.take_if(|p| p.is_of(&next)) {
             Some(begun) => begun,
-            // Values that came in bulk lie in pages, or will: the flusher takes these over whole.
+            // The pages of bulk values are taken over whole by the flusher.
             None if self.log.has_blobs() || !self.bulk.is_empty() => return false,
             None => MemtableBuild::new(next, self.pager.page_target()),
         };
@@ -134,26 +137,26 @@ impl Engine {
         more
     }
 
-    /// Goes on flushing where an edit had to stop; nothing is to be done if the root is within its limit.
+    /// Continues flushing where an edit had to stop. There is nothing to do if the root is within its limit.
     ///
-    /// Once for each table it lowers a DAG that is much too tall first: the edit of a table with many clones has no
-    /// room for that where the cache is small, and each such table would leave it higher.
+    /// Once for each memtable, this first lowers a DAG that is much too tall. If the cache is small, the edit that
+    /// applies a table with many clones cannot do so, and each such table would leave the DAG higher.
     pub fn relieve_step(&self) -> Result<FlushStep> {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
         if self.is_tight()? {
-            return Ok(FlushStep::NoRoom);
+            return Ok(FlushStep::NeedsCheckpoint);
         }
-        let step = self.or_no_room(self.relieve(Room::Checked));
+        let step = self.or_needs_checkpoint(self.relieve(SpaceCheck::Required));
         match step {
-            // Nothing is dirty, and still there is no room: what comes is kept at the top.
+            // There is no space although nothing is dirty: the messages stay at the top of the DAG.
             Err(Error::NoSpace) => Ok(FlushStep::Nothing),
             other => other,
         }
     }
 
-    /// The same within some room. The caller holds `flushing`.
-    fn relieve(&self, room: Room) -> Result<FlushStep> {
-        // What can be read has been carried down before, or will be by the next one.
+    /// [`Engine::relieve_step`] without its checks. The caller holds `flushing`.
+    fn relieve(&self, space: SpaceCheck) -> Result<FlushStep> {
+        // An edit that meets a damaged node changes nothing: the next table may take another path.
         let or_not = |done: Result<bool>| match done {
             Err(error) if error.is_damage() => Ok(false),
             other => other,
@@ -161,23 +164,22 @@ impl Engine {
         let msn = self.superversion.read().tree.msn;
         let is_new = self.lowered_at.swap(msn, Ordering::Relaxed) != msn;
         let cx = self.context();
-        let done = is_new && or_not(self.edit_in(&cx, room, |edit| edit.lower_too_tall(), |_| ()))?
-            || or_not(self.edit_in(&cx, room, |edit| edit.relieve_root(), |_| ()))?;
+        let done = is_new && or_not(self.edit_in(&cx, space, |edit| edit.lower_too_tall(), |_| ()))?
+            || or_not(self.edit_in(&cx, space, |edit| edit.relieve_root(), |_| ()))?;
         Ok(if done { FlushStep::Done } else { FlushStep::Nothing })
     }
 
-    /// Applies all sealed tables without writing anything: for recovery, where the device may not be
-    /// writable.
+    /// Applies all sealed memtables without writing to the device: for recovery, because the device may be read-only.
     pub fn flush_all_in_memory(&self) -> Result<()> {
         while self.flush_in_memory()? {}
         Ok(())
     }
 
-    /// The same by one step, whatever is dirty: `false` if there is nothing to do.
+    /// One step of [`Engine::flush_all_in_memory`], without a check of the space. `false` if there is nothing to do.
     pub fn flush_in_memory(&self) -> Result<bool> {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
-        let step = match self.relieve(Room::Any)? {
-            FlushStep::Nothing => self.apply_oldest(Room::Any)?,
+        let step = match self.relieve(SpaceCheck::Skipped)? {
+            FlushStep::Nothing => self.apply_oldest(SpaceCheck::Skipped)?,
             other => other,
         };
         Ok(step != FlushStep::Nothing)

@@ -13,8 +13,8 @@ use crate::{
 pub(crate) const RECLAIM_NODES: usize = 64;
 
 impl Engine {
-    /// Takes all nodes without references out of the store, also those that this frees, but none that others make
-    /// meanwhile: they could go on for ever.
+    /// Reclaims all nodes without references, also those that lose their last one by this, but no nodes that are made
+    /// meanwhile: otherwise this might never end.
     pub fn reclaim_all(&self) -> Result<()> {
         let end = self.next_id.load(Ordering::SeqCst);
         while self.reclaim_before(end)? {}
@@ -26,7 +26,7 @@ impl Engine {
         self.reclaim_before(NodeId::MAX)
     }
 
-    /// The same of nodes that have numbers below `end`.
+    /// Reclaims nodes with numbers below `end`.
     fn reclaim_before(&self, end: NodeId) -> Result<bool> {
         let _turn = waiting::take(|| self.flushing.try_lock(), || self.flushing.lock());
         let some: Vec<NodeId> = {
@@ -42,7 +42,8 @@ impl Engine {
         }
         let mut reclaimed = self.edit(|edit| edit.reclaim(&some), |_| ());
         if reclaimed.as_ref().is_err_and(Error::is_damage) {
-            // One by one: a node that cannot be read leads nobody knows where, and stays with what it owns.
+            // One by one: the children of a node that cannot be read are unknown, so it stays with everything that it
+            // owns.
             let one = |id| match self.edit(|edit| edit.reclaim(&[id]), |_| ()) {
                 Err(error) if error.is_damage() => Ok(()),
                 other => other,
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
     use crate::{Batch, CreateOptions, Db, Options, device::MemDevice};
 
-    /// Whoever takes out all nodes does not wait for those who free more and more: their nodes are newer.
+    /// The call that reclaims all nodes ends although other threads free more and more: their nodes are newer.
     #[test]
     fn nodes_that_are_freed_meanwhile_are_left_to_the_next() {
         let device = Arc::new(MemDevice::new(64 << 20));

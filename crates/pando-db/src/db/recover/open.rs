@@ -18,6 +18,7 @@ use crate::{
         engine::{
             Durable, Engine, EngineCounters,
             dirty::Dirty,
+            memtable_sizes::MemtableSizes,
             signal::Signal,
             skip_ranges::SkipRanges,
             superversion::{Superversion, SuperversionSlot},
@@ -201,7 +202,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         tree: Arc::new(tree),
         skip_ranges: SkipRanges::default(),
         watched: Watched::default(),
-        joint: None,
+        newest_batch: None,
     };
     // On a host that is smaller than the image a share of the image would be too much to keep back.
     let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;
@@ -225,13 +226,14 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         recovery: report,
         superversion: RwLock::new(superversion),
         views: SuperversionSlot::default(),
+        memtable_sizes: MemtableSizes::default(),
         flushing: Mutex::new(()),
         lowered_at: AtomicU64::new(0),
         next_id: AtomicU64::new(superblock.next_node),
         building: Mutex::default(),
         checkpointing: Mutex::new(Durable { superblock, _table: table, attempted: None }),
         orphans: Mutex::new(orphans),
-        worth: Mutex::default(),
+        gc_yield: Mutex::default(),
         gc_progress: Mutex::default(),
         collecting: Mutex::default(),
         last_deletes: Mutex::default(),

@@ -180,7 +180,7 @@ impl Batches {
     pub fn apply(mut self, engine: &mut Engine) -> Result<()> {
         self.groups.extents().for_each(|extent| engine.log.hold(extent.clone()));
         let records = std::mem::take(&mut self.records);
-        engine.views.sizes.set_recovered(records.last().map_or(0, |record| record.msn));
+        engine.memtable_sizes.set_recovered(records.last().map_or(0, |record| record.msn));
         let bytes = records.iter().map(|record| record.payload.len()).sum();
         let mut records = records.into_iter().peekable();
         let mut tables = Tables::new(engine, bytes);

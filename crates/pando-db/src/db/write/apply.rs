@@ -1,7 +1,7 @@
-//! One operation applied to an in-memory table.
+//! Applies one operation to a memtable.
 //!
 //! Guarantees: in memory, no I/O; a clone copies what the table itself says of its source, and names what is below the
-//! table. May use: the merge function, in-memory tables. The caller holds the table, and the
+//! table. May use: the merge function, memtables. The caller holds the table, and the
 //! superversion's lock where it is the active one.
 
 use std::sync::atomic::Ordering;

@@ -4,9 +4,9 @@
 //! watches its keys from the moment at which it takes the view that it looks them up in, and is applied only
 //! if no batch has changed one of them since; else it looks again.
 //!
-//! Guarantees: check and batch are one atomic step; a repetition means that another batch has changed a
-//! watched key, so somebody always gets on. May use: the superversion, views, watches. Reads, but never under a
-//! lock.
+//! Guarantees: check and batch are one atomic step; a repetition means that another batch has changed a watched key,
+//! so some batch always makes progress (lock-free). May use: the superversion, views, watches. Reads, but never under
+//! a lock.
 
 use std::sync::Arc;
 

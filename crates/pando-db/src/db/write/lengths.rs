@@ -1,11 +1,11 @@
-//! No key becomes longer than [`MAX_KEY`]: what a clone or rename to a longer prefix has to show first.
+//! The proof that a clone or rename to a longer prefix makes no key longer than [`MAX_KEY`].
 //!
-//! Under the superversion's lock only bounds are looked at, which are in memory: of the root, and of the in-memory
-//! tables where they speak of the source. That admits nearly every clone. Where it does not, the batch is tried on a
-//! view, beside all writers, with a search for a longer key that has a value (`dag/longest.rs`): one refuses the batch,
-//! as of that view. If there is none, the batch goes back to the lock with a [`Proof`], which stands as long as no
-//! batch since the view may have put a longer key under its sources. Each batch says so when it is applied, since the
-//! table that it went into may be flushed by the time that the proof is asked for. Replay never asks.
+//! Under the superversion's lock only bounds are looked at, which are in memory: of the root, and of the memtables
+//! that have messages for the source. That admits nearly every clone. Where it does not, the batch is tried on a
+//! view, beside all writers, with a search for a longer key that has a value (`dag/longest.rs`): one refuses the
+//! batch, as of that view. If there is none, the batch goes back to the lock with a [`Proof`], which stands as long
+//! as no batch since the view may have put a longer key under its sources. Each batch says so when it is applied,
+//! since the table that it went into may be flushed by the time that the proof is asked for. Replay never asks.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ use crate::{
     store::log::LogPos,
 };
 
-/// That the clones of a batch made no key too long as of a moment, and a watch of their sources since.
+/// The proof that the clones of a batch made no key too long as of a view, with a watch of their sources since.
 pub(super) struct Proof<'a> {
     engine: &'a Engine,
     watch: Arc<LengthWatch>,
@@ -63,9 +63,9 @@ struct Lengthened {
 pub(super) enum Lengths {
     /// By bounds.
     Bounded,
-    /// They were shown to be short enough.
+    /// A search has shown that all keys are short enough.
     Proven,
-    /// They were let in once.
+    /// The batch was admitted before, and is being replayed.
     Replayed,
 }
 
@@ -85,7 +85,7 @@ impl Lengths {
     }
 }
 
-/// That a key of so many bytes is too long.
+/// The error for a key of `len` bytes, which is too long.
 pub(super) fn too_long(len: usize) -> Error {
     Error::TooLarge { what: "key", len: len as u64, limit: MAX_KEY as u64 }
 }

@@ -1,4 +1,4 @@
-//! The write path: batches into the log and the in-memory table, clones included.
+//! The write path: batches into the log and the memtable, clones included.
 //!
 //! A batch is applied under the superversion's lock, in memory, so it is atomic whatever
 //! it holds. Under that lock no operation reads the DAG or waits for it: a clone names keys of
@@ -37,12 +37,12 @@ use crate::{
 
 mod apply;
 pub(crate) mod expect;
-mod join;
 mod lengths;
+mod try_coalesce;
 
 /// Bytes of the active table that the clones of a batch copy at most. Where more waits for their sources, the
 /// table is sealed before the batch.
-const MAX_CARRY_BYTES: usize = 4 << 10;
+const MAX_CLONE_COPY_BYTES: usize = 4 << 10;
 /// Times that what was shown of the length of keys beside all writers may be made untrue by them. Each time
 /// one of them has put a longer key below a source, so after that the batch is refused as of one of these
 /// moments: to show it under the lock would take I/O there.
@@ -82,7 +82,7 @@ impl Engine {
         loop {
             let admitted = self.admit(&unlogged, effect)?;
             let applied = self.change(|superversion| {
-                // It has a number, as any batch.
+                // The record is empty, but gives the batch its number.
                 let (msn, end) = match self.log.append(&[&unlogged.payload]) {
                     Ok(appended) => appended,
                     Err(AppendError::Full) => return Ok(false),
@@ -90,7 +90,7 @@ impl Engine {
                 };
                 let mut active = self.put_in_place(superversion, &ops);
                 active.keep(len);
-                superversion.joint = None;
+                superversion.newest_batch = None;
                 superversion.accept(active, msn, end, self.seal_threshold());
                 Ok::<bool, Error>(true)
             })?;
@@ -111,7 +111,7 @@ impl Engine {
         if self.options.read_only {
             return Err(Error::ReadOnly);
         }
-        let (joinable, effect) = (batch.may_be_joined(), batch.effect());
+        let (may_coalesce, effect) = (batch.can_be_coalesced(), batch.effect());
         let (ops, expected) = batch.into_parts();
         let encoded = record::encode(ops, self.bulk.threshold());
         let (len, limit) = (encoded.len, self.max_batch());
@@ -122,15 +122,15 @@ impl Engine {
         let mut refuted = 0;
         loop {
             let admitted = self.admit(&encoded, effect)?;
-            let tried = self.when_expected(&expected, |superversion| match joinable {
-                true => self.try_join(superversion, &encoded, proof.as_ref()),
+            let tried = self.when_expected(&expected, |superversion| match may_coalesce {
+                true => self.try_coalesce(superversion, &encoded, proof.as_ref()),
                 false => self.try_apply(superversion, &encoded, proof.as_ref()),
             })?;
             drop(admitted);
             match tried {
                 Tried::Applied => return self.after_write(),
-                // The log has filled up since there was room: look again.
-                Tried::NoRoom => (),
+                // Other batches have filled the log since this one was admitted.
+                Tried::LogFull => (),
                 Tried::MayBeTooLong if refuted > MAX_REFUTED => return Err(too_long(MAX_KEY + 1)),
                 Tried::MayBeTooLong => {
                     refuted += 1;
@@ -160,7 +160,7 @@ impl Engine {
         self.change(|superversion| {
             superversion.seal_for(batch.ops());
             let mut active = match batch.ops().iter().any(|op| clone_of(op).is_some()) {
-                // It was let in once, over tables that may have been cut elsewhere.
+                // The batch was admitted before, over memtables that may have been sealed at other places.
                 true => match self.applied(superversion, batch.ops(), usize::MAX, Lengths::Replayed)? {
                     Some(active) => active,
                     None => unreachable!("what was let in once is not judged by its length"),
@@ -222,7 +222,7 @@ impl Engine {
         };
         let (msn, end) = match appended {
             Ok(appended) => appended,
-            Err(AppendError::Full) => return Ok(Tried::NoRoom),
+            Err(AppendError::Full) => return Ok(Tried::LogFull),
             Err(other) => return Err(other.into()),
         };
         let mut active = match active {
@@ -230,7 +230,7 @@ impl Engine {
             None => self.put_in_place(superversion, ops),
         };
         active.keep(payload.len());
-        superversion.joint = None;
+        superversion.newest_batch = None;
         superversion.watched.note(ops, &active);
         superversion.accept(active, msn, end, self.seal_threshold());
         superversion
@@ -303,8 +303,8 @@ impl Superversion {
                 self.active.has_points(&Span::prefix(prefix.clone()), MAX_CHANGED_POINTS)
             }
             op => clone_of(op).is_some_and(|(src, _)| {
-                copied += self.active.bytes_in(&Span::prefix(src.clone()), MAX_CARRY_BYTES);
-                copied > MAX_CARRY_BYTES
+                copied += self.active.bytes_in(&Span::prefix(src.clone()), MAX_CLONE_COPY_BYTES);
+                copied > MAX_CLONE_COPY_BYTES
             }),
         });
         if much {
@@ -314,10 +314,10 @@ impl Superversion {
 
     /// Takes in the active table after batch `msn`.
     fn accept(&mut self, mut active: Memtable, msn: u64, end: LogPos, seal_at: usize) {
-        // Numbers in between are records of the log's own. What was joined to the newest batch has its number.
-        let joined = msn == active.msn && self.joint.as_ref().is_some_and(|joint| joint.msn == msn);
-        assert!(msn > active.msn || joined, "batches are numbered in order");
-        assert!(end.pos > active.log_end.pos || joined, "batches stand in the log in another order");
+        // Numbers in between are records of the log's own. What was coalesced with the newest batch has its number.
+        let coalesced = msn == active.msn && self.newest_batch.as_ref().is_some_and(|last| last.msn == msn);
+        assert!(msn > active.msn || coalesced, "batches are numbered in order");
+        assert!(end.pos > active.log_end.pos || coalesced, "batches stand in the log in another order");
         (active.msn, active.log_end) = (msn, end);
         self.active = active;
         if self.active.is_full(seal_at) {
@@ -326,11 +326,11 @@ impl Superversion {
     }
 }
 
-/// What trying to apply a batch came to.
+/// The result of an attempt to apply a batch.
 enum Tried {
     Applied,
-    /// The log has no room.
-    NoRoom,
+    /// The log is full.
+    LogFull,
     /// The bounds do not show that its clones make no key too long.
     MayBeTooLong,
 }
@@ -394,7 +394,7 @@ mod tests {
 
     use crate::{CreateOptions, Db, Options, device::MemDevice, locks::taken};
 
-    /// As the head of this file says.
+    /// The numbers are those in the header of this file.
     #[test]
     fn a_small_write_takes_two_locks() {
         let device = Arc::new(MemDevice::new(64 << 20));

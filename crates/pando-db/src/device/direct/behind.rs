@@ -1,8 +1,8 @@
-//! Writes that have returned and are not on the medium yet: bounded, in order where they overlap, and waited for by
-//! whoever reads them or flushes.
+//! Write-behind: writes that have returned and are not on the medium yet. Their number is bounded, they are done in
+//! order where they overlap, and reads of their bytes, and flushes, wait for them.
 //!
-//! The newest one is kept open: what is written right behind it becomes part of the same request, up to a buffer
-//! full. It is closed, and done, when something is written elsewhere, or when somebody waits for it.
+//! The newest write is kept open: bytes that are written right behind it become part of the same request, up to a
+//! full buffer. It is closed, and carried out, when something is written elsewhere, or when a thread waits for it.
 //!
 //! Once a write has failed, every later write and flush fails, and so does a read of the bytes that were lost: what the
 //! medium holds there is older than what the writer was told. May use: the file, by [`Raw`]. Knows no threads.
@@ -106,8 +106,8 @@ impl Behind {
     }
 
     /// Takes in a write of whole blocks, of a buffer at most, whose bytes are `bufs` one after the other. Waits where
-    /// there is no room, and for older writes to the same place. Fails if an older write has failed. `ask` has somebody
-    /// do one write that is closed.
+    /// there is no room, and for older writes to the same place. Fails if an older write has failed. `ask` makes a
+    /// thread carry out one closed write.
     pub(super) fn add(
         &self,
         range: Range<u64>,
@@ -165,7 +165,7 @@ impl Behind {
         self.done.notify_all();
     }
 
-    /// Returns when no write to the range is under way. One that is open is to be closed before.
+    /// Returns when no write to the range is in progress. The caller closes the open write before.
     pub(super) fn wait_for(&self, range: &Range<u64>) {
         let mut state = self.state.lock();
         while state.touches(range) {
@@ -173,7 +173,7 @@ impl Behind {
         }
     }
 
-    /// The same, with the error of those that failed if one of them was to the range.
+    /// [`Behind::wait_for`]; an error if a failed write was to the range.
     pub(super) fn wait_and_check(&self, range: &Range<u64>) -> io::Result<()> {
         let mut state = self.state.lock();
         while state.touches(range) {

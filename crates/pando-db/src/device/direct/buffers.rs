@@ -24,7 +24,7 @@ const SIZES: usize = (MAX_DIRECT_BYTES / MIN_DIRECT_BYTES).ilog2() as usize + 1;
 /// How many buffers of a size are kept for reuse at most: of the largest, and of each other size (counts). A stream of
 /// large requests gives some tens back at once, and takes them again.
 const MOST_KEPT: (usize, usize) = (48, 8);
-/// The same at rest: 12 MiB.
+/// Buffers that are kept at rest: 12 MiB.
 const KEPT_AT_REST: (usize, usize) = (8, 4);
 /// Buffers that were of no use for so long go back to the kernel.
 const REST: Duration = Duration::from_secs(1);
@@ -46,7 +46,7 @@ struct Kept {
 
 /// Memory that begins at a page of the kernel's. Dropped, it is used again.
 pub(super) struct Aligned {
-    /// None once it is dropped.
+    /// `None` once the buffer is dropped.
     memory: Option<MmapMut>,
     home: Arc<Mutex<Kept>>,
 }
@@ -106,10 +106,10 @@ impl Buffers {
         Ok(Aligned { memory: Some(memory), home: self.0.clone() })
     }
 
-    /// To be called now and then: gives back what was of no use of late.
+    /// To be called now and then: frees buffers that were not used recently.
     pub(super) fn rest(&self) {
         let unused = self.0.lock().unused(Instant::now());
-        // Not under the lock: the kernel takes its time to unmap them.
+        // Dropped without the lock, because the kernel takes long to unmap them.
         drop(unused);
     }
 }

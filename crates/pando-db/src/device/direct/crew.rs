@@ -1,5 +1,5 @@
-//! The threads that do the writes of a file which have returned. They are started with the first one, and end with the
-//! file, when all is written. May use: writes that wait ([`Behind`]).
+//! The threads that carry out writes that have returned. They are started with the first such write, and end with the
+//! file, when everything is written. May use: the queue of writes ([`Behind`]).
 
 use std::{
     sync::Arc,

@@ -1,10 +1,9 @@
-//! Direct requests to a file: past the kernel's page cache, so that the memory a store uses is what it was given.
+//! Direct I/O to a file: requests bypass the kernel's page cache, so that a store uses no more memory than its budget.
 //!
-//! The kernel takes direct requests only from aligned memory, for whole blocks.
-//! So bytes pass through aligned buffers ([`buffers`]), and requests that do not
-//! begin or end at a block are widened. A write is handed to a thread and returns,
-//! as one to the page cache would ([`behind`]). Nothing is read ahead: whoever knows
-//! what will be wanted asks for it earlier, by another thread.
+//! The kernel takes direct requests only from aligned memory, for whole blocks. So bytes pass through aligned buffers
+//! ([`buffers`]), and requests that do not begin or end at a block are widened. A write is handed to a thread and
+//! returns, as one to the page cache would ([`behind`]). The device reads nothing ahead: callers that know what they
+//! will need request it earlier, in another thread.
 //!
 //! Guarantees: a read sees every write that has returned, or fails if that write failed; a flush returns when
 //! every write that has returned is durable, or fails, and all later flushes and writes with it,
@@ -223,7 +222,7 @@ impl Direct {
         Ok(())
     }
 
-    /// The same for several buffers, one after the other: whole blocks are copied once, into the requests.
+    /// Writes several buffers, one after the other: whole blocks are copied once, into the requests.
     pub(super) fn write_vectored(&self, offset: u64, bufs: &[IoSlice<'_>], now: bool) -> io::Result<()> {
         let len: usize = bufs.iter().map(|buf| buf.len()).sum();
         let range = offset..offset + len as u64;
@@ -261,7 +260,8 @@ impl Direct {
         self.raw.write(range.start, buffer.get(..bytes.len()).unwrap_or_default(), durably)
     }
 
-    /// Changes bytes of one block. Other writes to that block meanwhile come by this way only.
+    /// Changes bytes of one block, by reading and writing the block. Meanwhile the block is written only by this
+    /// function.
     fn write_partial(&self, range: Range<u64>, bytes: &[u8]) -> io::Result<()> {
         let _alone = self.partial.lock();
         let block = blocks_around(&range);
@@ -309,7 +309,7 @@ impl Direct {
         self.behind.wait_for(range);
     }
 
-    /// The same; fails if one of them did.
+    /// Waits for writes to the range; fails if one of them did.
     fn wait_and_check(&self, range: &Range<u64>) -> io::Result<()> {
         self.close(Some(range));
         self.behind.wait_and_check(range)

@@ -1,4 +1,4 @@
-//! The simulated device keeps its promises, and breaks no others.
+//! Tests of the simulated device: which writes survive a crash, and which may be lost.
 
 #![allow(clippy::unwrap_used)]
 use super::*;

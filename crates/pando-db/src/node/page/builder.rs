@@ -32,8 +32,8 @@ pub(crate) struct Built {
 /// at each key again: a bound matters only where it is near the limit of keys.
 const MAX_SHORT_BYTES: usize = 1 << 10;
 
-/// Bytes of a key up to which it counts as a whole where a page is closed, also what it shares with all others. What
-/// they share beyond stands once, in the header of the node: if each counted it, pages of long keys would have two or
+/// When a page is closed by size, up to this many bytes of a key's shared prefix count for each key. A longer shared
+/// prefix is stored once, in the header of the node: if it counted for each key, pages of long keys would have two or
 /// three entries, and headers would be as long as all keys together.
 const COUNTED_PREFIX_BYTES: usize = 256;
 
@@ -164,7 +164,7 @@ impl Encoder {
         }
     }
 
-    /// The same for keys that stay as they are, in one piece.
+    /// Copies entries whose keys stay as they are, in one piece.
     fn copy_all(&mut self, page: &Page, entries: Range<usize>) {
         let from = page.start(entries.start);
         let to = self.data.len();
@@ -353,7 +353,7 @@ impl Builder {
         self.bytes - self.count * beyond(self.shared)
     }
 
-    /// The same with one more entry.
+    /// The size of the page with one more entry.
     pub fn bytes_with(&self, key: &[u8], msg: &Msg) -> usize {
         let whole = self.bytes + key.len() + msg.len();
         whole - (self.count + 1) * beyond(self.shared_with(key))
@@ -363,7 +363,7 @@ impl Builder {
     fn shared_with(&self, key: &[u8]) -> usize {
         match (self.count, key.len() > COUNTED_PREFIX_BYTES) {
             (0, true) => key.len(),
-            // It is of no use to know how many.
+            // Their number is not needed.
             (_, false) => 0,
             (_, true) if self.shared <= COUNTED_PREFIX_BYTES => 0,
             (_, true) => self.shared.min(common_prefix(&self.first, key)),

@@ -15,8 +15,8 @@ pub struct Group {
     pub id: u64,
     /// Keys and values.
     pub values: Vec<(Bytes, Bytes)>,
-    /// The values from this number on are of the last record. Batches may have been joined to it until now, so newer
-    /// values of the same keys are likely to follow.
+    /// The values from this number on are of the last record. Batches may have been coalesced with it until now, so
+    /// newer values of the same keys are likely to follow.
     pub open: usize,
     /// Every record that names the group has at most this MSN.
     pub msn: u64,

@@ -181,7 +181,7 @@ fn crashes_leave_a_prefix_with_everything_synced() {
                 let last = open_msn.take().filter(|msn| msn + 1 == next && *msn >= first);
                 let appended = match rng.random_range(0..3) {
                     0 => log.append(&[&data]).map(|appended| (appended, false)),
-                    // Batches may still be joined to that record: it is replaced, if it is not written.
+                    // Batches may still be coalesced with that record: it is replaced, if it is not written.
                     _ => match log.append_open(last, 0, &data, &[]) {
                         Ok(Some(appended)) => {
                             open_msn = Some(appended.0);

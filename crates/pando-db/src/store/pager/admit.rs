@@ -23,7 +23,7 @@ impl Pager {
         self.insert(key, &page);
     }
 
-    /// A page in the cache. One that was only written so far is read now, and stays as others do.
+    /// A page in the cache. If it was only written so far, it counts as read from now on, and is kept like others.
     pub(super) fn cached_page(&self, key: &CacheKey) -> Option<Arc<Page>> {
         match self.cache.get(key)? {
             Cached::Page(page) => Some(page),

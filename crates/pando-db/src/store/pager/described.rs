@@ -1,9 +1,9 @@
-//! Whether a page that is in memory is the one that somebody refers to.
+//! Checks that a page found in memory is the one that a reference describes.
 //!
-//! What is read is checked against its reference, but what is found in memory may have been read for another one: the
-//! cache knows places, and several nodes may name one place in an extent that they share. A sound store names the
-//! same page each time; an image that somebody has made need not, and an edit that took a page with deletes for one of
-//! a leaf would panic. May use: pages and extents. No I/O.
+//! A page that is read is checked against its reference, but a cached page may have been read for another reference:
+//! the cache knows places, and several nodes may name one place in an extent that they share. In a sound store all
+//! these references describe the same page. A forged image may violate that, and an edit that took a page with
+//! deletes for one of a leaf would panic. May use: pages and extents. No I/O.
 
 use std::sync::Arc;
 
@@ -30,7 +30,7 @@ pub(super) fn as_described(
     Ok(found)
 }
 
-/// The same of a page that somebody has read ahead; `None` where it is another, which the pager then says.
+/// A page that was read ahead, if it is the described one; otherwise `None`, and the pager reports the damage.
 pub(crate) fn if_described(
     home: Option<&Arc<Stored>>,
     page: &PageRef,

@@ -1,9 +1,9 @@
-//! Reads of single headers and pages, and reads that verify the device: what is in the cache is read all the same.
+//! Reads of single headers and pages, and verifying reads, which read from the device even what is cached.
 //!
-//! A checker that took what is cached would find no damage below it. Guarantees: what it gives comes from the device as
-//! it is now, unless it is not yet written; pages that are read so do not push others out of the cache. A place that
-//! cannot be read is noted for readers only if they would have to read it: as long as it is cached, what is there is
-//! good, and the next change of it writes it to another place. May use: what the pager may.
+//! A checker that used the cache would find no damage on the device. Guarantees: a verifying read returns what the
+//! device has now, unless the piece is not written yet; pages that are read in this way displace no others from the
+//! cache. An unreadable place is noted for readers only if they would have to read it: as long as the piece is cached
+//! it is good, and its next change writes it to another place. May use: what the pager may.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl Pager {
             if self.cache.peek(&key).is_some() {
                 return Handle { node, home: Some(stored.clone()) }.of_height(table, id);
             }
-            // It is compared with its parents next.
+            // The checker compares it with its parents next.
             self.cache.insert(key, Cached::Header(node));
         }
         self.node(table, id)

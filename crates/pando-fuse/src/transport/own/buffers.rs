@@ -1,11 +1,11 @@
-//! Memory that requests are read into, used again and again.
+//! A pool of buffers that requests are read into.
 //!
-//! In a stream of large writes, fresh memory for each request would cost more than copying its bytes: the kernel zeroes
-//! each page of it, with a fault for each. So the buffer that was used last is used next. As many buffers as waited at
-//! once of late are kept while requests come: the others, and most when none was taken for a moment, go back to the
-//! kernel ([`Buffers::rest`]).
+//! In a stream of large writes, fresh memory for each request would cost more than copying its bytes: the kernel
+//! zeroes each page of it, with a fault for each. So the buffer that was used last is used next. While requests come,
+//! as many buffers are kept as recent requests have used at once. The memory of the others, and of most buffers when
+//! none was used for a moment, is returned to the kernel ([`Buffers::rest`]).
 //!
-//! Guarantees: a buffer belongs to who took it until it is dropped; at rest [`KEPT_BUFFERS`] stay.
+//! Guarantees: a buffer belongs to the thread that took it until it is dropped; at rest [`KEPT_BUFFERS`] stay.
 
 use std::{
     io,
@@ -56,7 +56,7 @@ pub(super) struct Buffers(Arc<Mutex<Spare>>);
 /// Memory for one request; its pages are real only as far as a request was ever long. When it is dropped another
 /// request can take it.
 pub(super) struct RequestBuffer {
-    /// None only while it is dropped.
+    /// `None` only while the buffer is dropped.
     memory: Option<MmapMut>,
     home: Arc<Mutex<Spare>>,
 }
@@ -72,7 +72,7 @@ impl Buffers {
             spare.fewest = spare.fewest.min(spare.buffers.len());
             (kept, unused)
         };
-        // Not under the lock: the kernel takes its time to unmap them.
+        // Dropped without the lock, because the kernel takes long to unmap them.
         drop(unused);
         let memory = match kept {
             Some(memory) => memory,
@@ -86,7 +86,7 @@ impl Buffers {
         self.0.lock().buffers.len() > KEPT_BUFFERS
     }
 
-    /// Gives back to the kernel what is too much at rest, if nobody has taken a buffer for `since`.
+    /// Returns all buffers but [`KEPT_BUFFERS`] to the kernel, if none was taken for `since`.
     pub(super) fn rest(&self, since: Duration) {
         let mut spare = self.0.lock();
         if spare.taken.is_some_and(|taken| taken.elapsed() < since) {
@@ -95,7 +95,7 @@ impl Buffers {
         let keep = spare.buffers.len().min(KEPT_BUFFERS);
         let gone = spare.buffers.split_off(keep);
         drop(spare);
-        // Not under the lock: the kernel takes its time to unmap them.
+        // Dropped without the lock, because the kernel takes long to unmap them.
         drop(gone);
     }
 }
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(count(), KEPT_BUFFERS);
     }
 
-    /// As many as waited at once stay while requests come, and go afterwards.
+    /// As many buffers as were used at once stay while requests come, and are freed afterwards.
     #[test]
     fn what_many_requests_had_goes_back_at_rest() {
         let buffers = Buffers::default();

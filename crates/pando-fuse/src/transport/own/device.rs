@@ -22,7 +22,7 @@ use rustix::{
 };
 use zerocopy::IntoBytes;
 
-use crate::inside::apart;
+use crate::own_mount::with_unshared_files;
 use crate::transport::own::{
     ended::Ended,
     serve::{Agreed, Reply},
@@ -99,8 +99,8 @@ impl Device {
         }
     }
 
-    /// As [`Device::read`], but `None` if there is no request yet. Not beside a thread that waits for one: whether a
-    /// read waits is a matter of the descriptor, which is told only where that has changed.
+    /// As [`Device::read`], but `None` if there is no request yet. Not while another thread waits in a read:
+    /// `O_NONBLOCK` belongs to the descriptor, and is set only if it has to change.
     pub(super) fn try_read(&self, buffer: &mut [u8]) -> Option<io::Result<Option<usize>>> {
         if let Err(e) = self.set_nonblocking(true) {
             return Some(Err(e));
@@ -168,21 +168,21 @@ impl Device {
     }
 
     /// Makes the kernel send a request that changes nothing, through the queue of the CPU that the caller
-    /// runs on. `ino` is the inode of a request under way.
+    /// runs on. `ino` is the inode of a request in progress.
     ///
-    /// Over io_uring the kernel hands out requests that stand in a queue only to an entry that commits
-    /// an answer, not to one that is registered later. Answering this request is such a commit.
+    /// Over io_uring the kernel gives queued requests only to an entry that commits an answer, and not to one that is
+    /// registered later. The answer to this request is such a commit.
     pub(super) fn request_no_op(&self, ino: u64) -> io::Result<()> {
         // The kernel counts its own requests from 0, so that they never have the highest bit; the lowest
         // one would mean an interrupt.
         let unique = 1 << 63 | self.no_op_requests.fetch_add(1, Ordering::Relaxed) << 1;
         let body = wire::Retrieve { unique, ino, offset: 0, size: 0, padding: 0 };
         match self.send(0, wire::NOTIFY_RETRIEVE, &[body.as_bytes()]) {
-            // Not a regular file, or one that the kernel has forgotten.
+            // The inode is no regular file, or the kernel has forgotten it.
             Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => {
-                // A wait for an answer of this very process must not hold the connection's descriptor (see `inside`).
-                // The thread runs on the CPU of this one.
-                apart(|_| rustix::fs::statfs(&self.dir).map(drop))??;
+                // A wait for an answer of this very process must not hold the connection's descriptor (see
+                // `own_mount`). The thread runs on the CPU of this one.
+                with_unshared_files(|_| rustix::fs::statfs(&self.dir).map(drop))??;
                 Ok(())
             }
             result => result,

@@ -1,4 +1,4 @@
-//! Whether the mount has ended.
+//! The flag that a mount has ended.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

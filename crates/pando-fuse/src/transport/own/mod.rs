@@ -66,9 +66,9 @@ pub(crate) struct Channel {
 /// What the kernel is asked for besides what every mount has.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Wishes {
-    /// It keeps what is written.
+    /// The kernel has a write-back cache for this mount.
     pub(crate) writeback: bool,
-    /// It obeys access lists. With that it always checks permissions.
+    /// The kernel checks access lists, and so always checks permissions.
     pub(crate) access_lists: bool,
 }
 
@@ -80,10 +80,11 @@ pub(crate) struct Session<H: Handler> {
 }
 
 impl<H: Handler> Session<H> {
-    /// Does the handshake over `fd` of what is mounted on `dir`, and starts the queues. `wishes` is for the kernel.
+    /// Does the handshake over the connection `fd` of the mount on `dir`, and starts the queues. `wishes` are the
+    /// features to ask the kernel for.
     ///
-    /// Fails if the kernel does not offer io_uring or a queue cannot be started, and io_uring is wanted; then nobody
-    /// will answer on this mount.
+    /// Fails if io_uring is demanded, and the kernel does not offer it or a queue cannot be started; then no request
+    /// on this mount will be answered.
     pub(crate) fn new(
         handler: Arc<H>,
         fd: OwnedFd,
@@ -119,7 +120,7 @@ impl<H: Handler> Session<H> {
     /// Answers requests until the file system is unmounted.
     pub(crate) fn serve(self) -> io::Result<()> {
         let served = self.readers.serve();
-        // Unmounted, the queues end by themselves; otherwise whoever called unmounts by force.
+        // After an unmount the queues end by themselves; after an error the caller unmounts by force.
         if let (Ok(()), Some(rings)) = (&served, &self.rings) {
             rings.join();
         }
@@ -155,7 +156,7 @@ fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<u32> {
         return unsupported("this kernel has no write-back cache for FUSE");
     }
     let wanted = WANTED | if wishes.writeback { flag::WRITEBACK_CACHE } else { 0 };
-    // Only where the kernel obeys access lists does it say what one takes away.
+    // Only a kernel that checks access lists says which bits of the mode a list removes.
     let wanted = wanted | if wishes.access_lists { flag::POSIX_ACL | flag::SETXATTR_EXT } else { 0 };
     let wanted = wanted | if ring { flag::OVER_IO_URING } else { 0 };
     let lacking = wanted & !offered;

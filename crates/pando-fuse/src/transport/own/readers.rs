@@ -1,26 +1,20 @@
 //! The threads that read requests from `/dev/fuse`.
 //!
-//! One thread reads a request, answers it and reads the next: on few CPUs a
-//! request that changes threads costs more than the work it asks for. Before
-//! that thread waits (for the device, for room, for a flush, for a lock held over
-//! one of these) the engine tells it so (`pando_fs::waiting`), and it leaves
-//! the *role* of the reader. One of the idle threads watches meanwhile: it takes
-//! the role if a request comes, otherwise the thread that waited takes it back
-//! before it answers. So a program that reads a cold file alone wakes nobody
-//! besides. If no thread watches, the role goes to another one at once, idle or
-//! new. A thread that has lost its role waits, answers, and takes a role that is
-//! vacant, or becomes idle itself. So a request stands behind none that waits,
-//! and as long as none comes no thread is woken. What says beforehand that it may
-//! wait for the kernel as well (`Step::Later`) goes to the workers. What does so
-//! hardly ever (`Step::Here`) is done by the thread itself after it has left the role,
-//! if another one watches: whatever it waits for is then read by that one.
+//! One thread reads a request, answers it and reads the next: on few CPUs a request that changes threads costs more
+//! than the work it asks for. Before that thread waits (for the device, for space, for a flush, or for a lock that is
+//! held over one of these), the engine notifies it (`pando_fs::waiting`), and it gives up the *role* of the reader.
+//! One of the idle threads watches the connection meanwhile: it takes the role if a request comes; otherwise the
+//! thread that waited takes it back before it answers. So while one program reads a cold file, no other thread is
+//! woken. If no thread watches, the role goes to another thread at once, idle or new. A thread that has lost its role
+//! waits, answers, and takes a vacant role or becomes idle. So no request queues behind one that waits, and no thread
+//! is woken as long as no request comes. Requests that may also wait for the kernel (`Step::Later`) go to the
+//! workers. Requests that hardly ever do so (`Step::Here`) are executed by the thread itself after it has given up
+//! the role, if another thread watches, which then reads the requests that this one waits for.
 //!
-//! Guarantees: as many roles as were asked for; at most `MAX_WAITING_THREADS` threads
-//! more than that. Where all of them wait, the last one keeps the role and
-//! waits with it: requests then stay in the kernel's queue until one is done.
-//! What waits with a role never waits for another request, so that ends. A
-//! thread that panics outside of a request ends the session with an error. When
-//! `Readers::serve` returns `Ok`, every request has been answered.
+//! Guarantees: there are as many roles as were asked for, and at most `MAX_WAITING_THREADS` more threads. If all of
+//! them wait, the last one keeps the role and waits with it: requests then stay in the kernel's queue until one is
+//! done. A thread that waits with a role never waits for another request, so this ends. A thread that panics outside
+//! of a request ends the session with an error. When `Readers::serve` returns `Ok`, every request has been answered.
 
 use std::{
     cell::Cell,
@@ -44,11 +38,11 @@ use crate::transport::own::{
 };
 use crate::transport::{Handler, common::MAX_WORKERS, poll::Poller, workers::Workers};
 
-/// Threads beside those that read, a count: so many requests can wait at the same time without holding up others.
+/// Threads besides those that read, a count: this many requests can wait at the same time without delaying others.
 const MAX_WAITING_THREADS: usize = 64;
-/// Idle threads that are kept for the next request that waits, a count. They have no memory for a request: that goes
-/// with the role. In a stream of large writes some tens of them wait, and each gigabyte of it started 200 threads anew
-/// where 12 were kept.
+/// Idle threads that are kept for the next request that waits, a count. They have no buffer, which belongs to the
+/// role. In a stream of large writes some tens of threads wait; with only 12 idle ones, each gigabyte started 200 new
+/// threads.
 const MAX_IDLE_THREADS: usize = 48;
 /// Where a request came while a thread did work after it had left the role, so many works go to the workers, a count: a
 /// program with parallel requests is served better by threads that keep their roles.
@@ -64,7 +58,7 @@ pub(super) struct Readers<H: Handler> {
     /// Threads that read at the same time, a count.
     roles: usize,
     buffers: Buffers,
-    /// How requests are seen that come while the one who reads them waits. Only where one thread reads.
+    /// Watches for requests while the thread that reads them waits. Only if one thread reads.
     watch: Option<Watch>,
     crew: Mutex<Crew>,
     vacancy: Condvar,
@@ -84,18 +78,18 @@ enum Watcher {
 enum Role {
     /// Another one reads.
     None,
-    /// It reads.
+    /// The thread reads requests.
     Reader,
-    /// It has left the role for the time that it waits; this is the number of that time.
+    /// The thread has given up the role while it waits; this is the number of the wait.
     Left(u64),
 }
 
 /// What the threads are doing.
 struct Crew {
-    /// Roles that nobody has taken yet, each with the memory to read into.
+    /// Vacant roles, each with the buffer to read into.
     vacant: Vec<RequestBuffer>,
-    /// The role that a thread has left while it waits, as long as nobody has taken it: which time this was. The
-    /// connection is watched as long as there is one.
+    /// The number of the wait for which a thread has given up the role, as long as no other has taken it. The
+    /// connection is watched meanwhile.
     left: Option<u64>,
     /// How often that was done.
     leaves: u64,
@@ -172,7 +166,7 @@ impl<H: Handler> Readers<H> {
             let mut crew = self.crew.lock();
             std::mem::replace(&mut crew.result, Ok(()))
         };
-        // After a failure others may be reading still, and whoever called unmounts by force.
+        // After a failure other threads may still be reading, and the caller unmounts by force.
         result?;
         loop {
             let Some(thread) = self.crew.lock().handles.pop() else { return Ok(()) };
@@ -196,7 +190,7 @@ impl<H: Handler> Readers<H> {
     /// enough idle threads. The `first` thread stays to the end.
     fn take_role(&self, first: bool) -> Option<RequestBuffer> {
         let mut crew = self.crew.lock();
-        // Counted as idle by whoever started it, or here before.
+        // Counted as idle by the thread that started it, or by the loop below.
         loop {
             if crew.over {
                 return None;
@@ -258,8 +252,8 @@ impl<H: Handler> Readers<H> {
         if self.hand_over(&mut crew) { Role::None } else { Role::Reader }
     }
 
-    /// Leaves the role of the calling thread for work that may wait for other requests, if there is somebody who takes
-    /// it when one comes. Otherwise that is seen to for the next time.
+    /// Gives up the role of the calling thread, for work that may wait for other requests, if another thread watches
+    /// and would take it. Otherwise this starts a watcher for the next time.
     fn leave_to_watcher(self: &Arc<Self>) -> Option<u64> {
         let watch = self.watch.as_ref()?;
         let mut crew = self.crew.lock();
@@ -285,8 +279,8 @@ impl<H: Handler> Readers<H> {
         None
     }
 
-    /// Takes the role back that the calling thread has left, if nobody has taken it. Where somebody has, works that
-    /// are done `here` go to the workers for a while.
+    /// Takes the role back that the calling thread has given up, unless another thread has taken it. In that case,
+    /// after work of `Step::Here`, such work goes to the workers for a while.
     fn take_back(&self, leave: u64, here: bool) -> Role {
         let mut crew = self.crew.lock();
         if crew.left != Some(leave) {
@@ -356,7 +350,7 @@ impl<H: Handler> Readers<H> {
 struct Reader<H: Handler> {
     shared: Arc<Readers<H>>,
     first: bool,
-    /// Whether it is this thread that reads. Shared with what it is told before it waits.
+    /// Whether this thread has the role. Shared with the callback that is called before a wait.
     role: Rc<Cell<Role>>,
     /// Memory that the last request was read into, until it is answered by a thread that has no role any more.
     buffer: Option<RequestBuffer>,

@@ -1,17 +1,14 @@
 //! FUSE over io_uring: a queue for each CPU, and for each queue threads that take one request each.
 //!
-//! The kernel puts a request into the queue of the CPU that its caller runs
-//! on. A queue has *entries*, each with room for one request; a request takes
-//! the entry that became free last. Here each entry belongs to a thread that
-//! runs on the queue's CPU only and has a ring of its own: it hands in an
-//! answer and waits for the next request in one system call, and does whatever
-//! a request asks for itself. So an answer wakes nobody on another CPU, and a
-//! request that waits (for a device, a flush, a lock, the kernel) holds up its
-//! own thread and no other request. Guarantees: while requests wait, there are
-//! further entries for others, also for those that the first cause.
+//! The kernel puts a request into the queue of the CPU that its caller runs on. A queue has *entries*, each with
+//! space for one request; a request takes the entry that became free last. Here each entry belongs to a thread that
+//! runs on the queue's CPU only and has a ring of its own: it commits an answer and waits for the next request in one
+//! system call, and executes the request itself. So an answer wakes no thread on another CPU, and a request that
+//! waits (for a device, a flush, a lock, the kernel) delays only its own thread. Guarantee: while requests wait,
+//! there are further entries for others, also for requests that the waiting ones cause.
 //!
 //! One of the three modules of the crate with `unsafe` (the others are `client`
-//! and `inside`): the kernel reads and writes the entries' memory.
+//! and `own_mount`): the kernel reads and writes the entries' memory.
 
 #![allow(unsafe_code)]
 
@@ -65,7 +62,7 @@ const SPARE_ENTRIES: usize = 2;
 /// What the kernel writes before the payload: the request's header, the operation's, and its own.
 #[repr(C)]
 struct Headers {
-    /// Of the request, and later of the answer.
+    /// The header of the request, and later of the answer.
     request: [u8; 128],
     op: [u8; 128],
     flags: u64,
@@ -156,9 +153,9 @@ struct Queue {
     cpu: u16,
     /// Entries, each with its thread.
     entries: AtomicUsize,
-    /// Those without a request.
+    /// Entries without a request.
     idle: AtomicUsize,
-    /// Those whose request has said that it waits.
+    /// Entries whose request waits.
     waiting: AtomicUsize,
 }
 
@@ -184,7 +181,7 @@ impl StartingThread {
     }
 }
 
-/// All queues of a mount.
+/// The queues of a mount.
 pub(super) struct Rings<H: Handler> {
     shared: Arc<RingState<H>>,
     starting: Vec<StartingThread>,
@@ -287,11 +284,11 @@ impl<H: Handler> RingState<H> {
         Ok(StartingThread { progress, go })
     }
 
-    /// Adds an entry to the queue, and returns when requests may come to it; whether it could. `ino` is
-    /// the inode of the request that the caller works on.
+    /// Adds an entry to the queue, and returns when requests can come to it. False if it could not be added. `ino` is
+    /// the inode of the request that the caller executes.
     ///
-    /// The kernel gives the new entry none of the requests that stand in the queue already, so one that
-    /// changes nothing is sent after them: with its answer the entry takes the first of those.
+    /// The kernel gives the new entry none of the requests that are queued already. So this sends a request that
+    /// changes nothing behind them: when the entry answers that, it gets the first of the queued ones.
     fn grow(self: &Arc<Self>, queue: &Queue, ino: u64) -> bool {
         let grown = self.spawn(usize::from(queue.cpu)).and_then(|thread| {
             thread.wait()?;

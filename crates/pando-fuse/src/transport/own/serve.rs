@@ -48,19 +48,19 @@ pub(super) enum Reply {
     Error(i32),
     /// The bytes in the buffer that was given.
     Buffer,
-    /// These bytes.
+    /// Bytes of an answer.
     Data(Bytes),
 }
 
 /// Work that may wait.
 pub(super) type Later = Box<dyn FnOnce(&mut Vec<u8>) -> Reply + Send>;
 
-/// An answer, or how to come by it.
+/// An answer, or the work that makes it.
 pub(super) enum Step {
     Done(Reply),
     /// Work that may wait for the device, for other requests, or for the kernel.
     Later(Later),
-    /// The same, which waits for the device as a rule.
+    /// Work like that of `Later`, which mostly waits for the device only.
     Here(Later),
 }
 
@@ -221,7 +221,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::READ => {
             let i: wire::ReadIn = r.op()?;
-            // It names a lock owner where a caller's buffer is filled, past the page cache.
+            // A direct read has a lock owner: it fills a buffer of the caller, past the page cache.
             let of_pages = i.read_flags & wire::READ_LOCKOWNER == 0;
             let answer = h.read(i.fh, node, i.offset, i.size, of_pages);
             return Ok(step(answer, out, |data, _| Reply::Data(data)));

@@ -1,9 +1,10 @@
-//! Looks out for the next request while the thread that reads them waits for something else.
+//! Watches for the next request while the thread that reads requests waits for something else.
 //!
 //! A thread sleeps in [`Watch::wait`] and is woken only if a request comes, or is there already, while the connection
-//! is watched. To begin and to end that costs the reading thread a system call each, and wakes nobody. At other times
-//! requests pass the sleeping thread by. Guarantees: no request that comes between [`Watch::begin`] and [`Watch::end`]
-//! is missed; one beginning wakes at most once. Knows nothing of requests. Uses epoll(7) and eventfd(2).
+//! is watched. To begin and to end this costs the reading thread a system call each, and wakes no thread. At other
+//! times requests do not wake the sleeping thread. Guarantees: no request that comes between [`Watch::begin`] and
+//! [`Watch::end`] is missed; each begin wakes at most once. This module does not read requests. Uses epoll(7) and
+//! eventfd(2).
 
 use std::{
     io,
@@ -18,13 +19,13 @@ use rustix::{
 
 /// What kind of event it is.
 const REQUEST: u64 = 0;
-/// Another kind: nobody shall watch any more.
+/// The other kind of event: watching ends for good.
 const CLOSED: u64 = 1;
 
 /// Watches one connection.
 pub(super) struct Watch {
     epoll: OwnedFd,
-    /// Readable when nobody shall watch any more.
+    /// Readable when watching has ended for good.
     closed: OwnedFd,
 }
 
@@ -48,14 +49,16 @@ impl Watch {
         Ok(Self { epoll, closed })
     }
 
-    /// From now on the next request wakes whoever waits, once. Not twice without [`Watch::end`] in between.
+    /// From now on the next request wakes the waiting thread, once. Not to be called twice without [`Watch::end`] in
+    /// between.
     pub(super) fn begin(&self, connection: BorrowedFd<'_>) -> io::Result<()> {
         let wanted = epoll::EventFlags::IN | epoll::EventFlags::ONESHOT;
         Ok(epoll::add(&self.epoll, connection, epoll::EventData::new_u64(REQUEST), wanted)?)
     }
 
-    /// From now on requests wake nobody. (A connection that stays with no events wanted would wake for each: the kernel
-    /// always wants errors, and does not say of a request that it is none.)
+    /// From now on requests wake no thread. (The connection is removed from the epoll set: with an empty event mask
+    /// it would still wake for each request, because epoll always waits for errors, and the wake-up by a request does
+    /// not say that it is none.)
     pub(super) fn end(&self, connection: BorrowedFd<'_>) -> io::Result<()> {
         Ok(epoll::delete(&self.epoll, connection)?)
     }
@@ -104,7 +107,7 @@ mod tests {
         let watch = Watch::new().unwrap();
         kernel.write_all(b"request").unwrap();
         assert_eq!(watch.wait(SHORT).unwrap(), Seen::Nothing, "nobody watches yet");
-        // It is there already.
+        // The request is there already.
         watch.begin(connection.as_fd()).unwrap();
         assert_eq!(watch.wait(None).unwrap(), Seen::Request);
         kernel.write_all(b"another").unwrap();

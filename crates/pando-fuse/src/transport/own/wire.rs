@@ -57,7 +57,7 @@ pub(super) mod op {
     pub const INTERRUPT: u32 = 36;
     pub const DESTROY: u32 = 38;
     pub const IOCTL: u32 = 39;
-    /// The kernel's reply to a notification; nobody waits for an answer to it.
+    /// The kernel's reply to a notification; it gets no answer.
     pub const NOTIFY_REPLY: u32 = 41;
     pub const BATCH_FORGET: u32 = 42;
     pub const FALLOCATE: u32 = 43;
@@ -181,7 +181,7 @@ received! {
     struct OpenIn { flags: u32, open_flags: u32 }
     struct CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
     struct ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
-    /// Also READDIR and READDIRPLUS.
+    /// The input of READ, READDIR and READDIRPLUS.
     struct ReadIn {
         fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32,
     }
@@ -191,7 +191,7 @@ received! {
     struct FsyncIn { fh: u64, fsync_flags: u32, padding: u32 }
     struct SetxattrIn { size: u32, flags: u32 }
     struct SetxattrMore { more_flags: u32, padding: u32 }
-    /// Also LISTXATTR.
+    /// The input of GETXATTR and LISTXATTR.
     struct GetxattrIn { size: u32, padding: u32 }
     struct FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
     struct AccessIn { mask: u32, padding: u32 }
@@ -294,7 +294,7 @@ impl EntryOut {
         }
     }
 
-    /// The same; how long its attributes may be kept depends.
+    /// The answer with attributes; how long the kernel may cache them depends on the file.
     pub(super) fn found(found: &Found) -> Self {
         Self { attr_valid: valid_secs(found), ..Self::of(&found.attr) }
     }
@@ -311,7 +311,7 @@ impl EntryOut {
     }
 }
 
-/// So long the kernel may rely on these attributes, seconds.
+/// How long the kernel may cache these attributes, seconds.
 fn valid_secs(found: &Found) -> u64 {
     if found.keep { VALID_SECS } else { 0 }
 }
@@ -324,7 +324,7 @@ impl From<&Found> for AttrOut {
 
 impl From<&Found> for StatxOut {
     fn from(found: &Found) -> Self {
-        /// Bits of what is told: all that stat(2) has, and the time of birth.
+        /// Bits of the fields in the answer: those of stat(2), and the time of birth.
         const MASK: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
         let a = &found.attr;
         let time = |t: Time| StatxTime { secs: t.secs, nanos: t.nanos, reserved: 0 };

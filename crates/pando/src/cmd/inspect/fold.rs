@@ -1,5 +1,5 @@
-//! Folds a picture of nodes that would be too large to look at: of each row as many boxes are kept as there is room
-//! for, and one box counts the rest. The same is done with the edges of a node, and with the text in a box.
+//! Folds a picture of nodes that would be too large: each row keeps as many boxes as fit, and one box counts the
+//! rest. The edges of a node, and the text in a box, are folded in the same way.
 //!
 //! Small pictures stay as they are. What was left out can be seen with `--node` and `--limit`. Pure functions over
 //! boxes.

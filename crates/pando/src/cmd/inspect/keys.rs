@@ -1,4 +1,4 @@
-//! Keys, ranges and maps of keys in words.
+//! Keys, ranges and maps of keys as text.
 //!
 //! Keys of a file system are shown as paths, others as their bytes, escaped.
 //! Where the path to a node is known, what stands in it is shown as the whole
@@ -9,7 +9,7 @@ use pando_db::{KeyRange, PathInfo, TargetInfo};
 /// How keys are put into words.
 #[derive(Debug, Clone, Copy)]
 pub struct Keys {
-    /// They are those of a file system.
+    /// Whether the keys are those of a file system.
     pub fs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Boxes of a picture: what stands in them, and how large they are.
+//! The boxes of a picture: their text and their sizes.
 
 /// Width of a character of the font at its size of 11, and the height of a line, pixels.
 const CHAR_WIDTH: f64 = 6.65;
@@ -32,7 +32,7 @@ pub struct Shape {
     pub cells: Vec<Cell>,
     pub shared: bool,
     pub broken: bool,
-    /// Of the node, on the device.
+    /// Bytes of the node on the device.
     pub bytes: u64,
     pub height: Option<u8>,
 }

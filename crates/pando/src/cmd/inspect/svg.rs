@@ -199,7 +199,7 @@ fn shape(node: &NodeInfo, keys: Keys) -> Shape {
     }
 }
 
-/// The in-memory tables, as a box above all nodes.
+/// The memtables, as a box above all nodes.
 fn memory(seen: &Inspection, keys: Keys) -> Shape {
     let cells = seen.memory.iter().map(|layer| Cell { parts: chips(layer, None, keys), child: None });
     Shape {

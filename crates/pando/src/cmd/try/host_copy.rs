@@ -1,4 +1,4 @@
-//! The same tree copied by `cp` on the host's disk, for comparison.
+//! Copies the tree by `cp` on the host's disk, for comparison.
 //!
 //! Guarantees: a copy that cannot be made is a row of the table that says why, not an error; the copies are removed.
 

@@ -35,7 +35,7 @@ impl Step {
     }
 }
 
-/// All that was measured.
+/// All measurements.
 pub(super) struct Measured {
     pub(super) import: Step,
     pub(super) clone: Step,

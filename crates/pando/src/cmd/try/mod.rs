@@ -58,7 +58,7 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
-        // Only a flag: a second Ctrl-C must not leave a mount behind either.
+        // The handler only sets a flag, so that a second Ctrl-C does not leave a mount behind.
         signal_hook::flag::register(signal, stop.clone())?;
     }
     let dir = match &args.dir {

@@ -200,7 +200,7 @@ impl Store {
     }
 }
 
-/// Writes to an open file that was looked up once, and lets go of it.
+/// Writes to an open file that was looked up once, closes it, and forgets it.
 fn write_and_close(fs: &Fs, ino: Ino, handle: FileHandle, offset: u64, data: &[u8]) -> pando_fs::Result<()> {
     let written = fs.write(handle, ino, offset, data, false);
     fs.release(ino, handle);

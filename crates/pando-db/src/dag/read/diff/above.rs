@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use crate::{
     dag::read::{
-        block::KeyMap,
+        block::PageLens,
         scan::{Descent, FoundSource},
         source::{RunAt, pages_in},
     },
@@ -119,7 +119,7 @@ impl Above {
         items.fold(0, |sum: usize, item| sum.saturating_add(item.count))
     }
 
-    /// Of a side, what may be its own: by source, newest first.
+    /// The pieces of a side that the other may not have: by source, newest first.
     pub fn pieces(&self, side: usize) -> Vec<(usize, MessagesAbove)> {
         let mut pieces: Vec<(usize, MessagesAbove)> = Vec::new();
         for item in self.sides.get(side).into_iter().flat_map(|side| &side.items) {
@@ -155,7 +155,7 @@ impl Above {
     }
 }
 
-/// Marks what both sides share, unless it stands in another order.
+/// Marks the items that both sides share in the same order.
 fn mark_shared([before, after]: &mut [Said; 2]) {
     let mut names: BTreeMap<&Name, usize> = BTreeMap::new();
     for (i, item) in before.items.iter().enumerate() {
@@ -247,7 +247,7 @@ fn page_item(at: &RunAt, lens: &Lens, local: &Span, source: usize, i: usize) -> 
         (PageLoc::Mem(memory), None) => Place::Memory(Arc::as_ptr(memory) as usize),
         _ => return None,
     };
-    let name = Name { place, map: KeyMap::through(lens, page).ok()?.shortest() };
+    let name = Name { place, map: PageLens::through(lens, page).ok()?.shortest() };
     let held = Span { lo: page.first_key(), hi: Some(behind(&page.last_key())) };
     Some(held.intersect(local).map(|held| Item {
         name,

@@ -44,7 +44,7 @@ pub(super) enum DiffWork {
 }
 
 impl DiffWork {
-    /// All keys of a part, in which both descents have come to an end.
+    /// All keys of a part in which both descents have ended.
     pub fn all(down: [Descent<'_, '_>; 2]) -> Self {
         DiffWork::All(Box::new(down.map(|side| SideWalk {
             segment: ScanSegment::new(side.merge_sources()),

@@ -1,17 +1,17 @@
 //! The difference of two prefixes: what lies below one side and not below the other, found without reading what
 //! both share.
 //!
-//! Both sides are descended side by side, over a range of keys that narrows as paths part. Where both come to the
-//! same node by equal lenses, they can only differ in keys that messages above it name: those are resolved one by
-//! one, and nothing below is read ([`above`]). Where the nodes differ, the higher one is descended further; two
-//! different leaves are merged. So what is read is the nodes in which the sides differ, and what waits above what
+//! Both sides are descended side by side, over a range of keys that narrows as paths diverge. If both reach the same
+//! node by equal lenses, they can differ only in keys of messages above it: those keys are resolved one by one, and
+//! nothing below is read ([`above`]). If the nodes differ, the higher one is descended further; two different leaves
+//! are merged. So a difference reads only the nodes in which the sides differ, and the messages above the nodes that
 //! they share.
 //!
 //! A node of one version is the same in another if the table has the same entry for it, and what is below it is
 //! the same too: that is known of leaves, and of every node where both sides are of one version. Between versions
 //! the headers of all interior nodes are compared, and of leaves those that were written anew since.
 //!
-//! Correct whatever is shared. No I/O but reads; no locks. May use: the rest of `read`.
+//! The result does not depend on what is shared. Only reads; no locks. May use: the rest of `read`.
 
 use std::sync::Arc;
 
@@ -114,7 +114,8 @@ impl Differ {
                 return Ok((part, DiffWork::all(down)));
             }
             for (i, height) in [a, b].into_iter().enumerate() {
-                // The higher one first, so that both can come to the same node. One that is not in the table fails.
+                // The higher node is entered first, so that both descents can reach the same node. A node that is not
+                // in the table is an error.
                 if let NextStep::Node(id) = next[i]
                     && height >= a.max(b)
                 {
@@ -142,7 +143,7 @@ impl Differ {
         }
     }
 
-    /// What is to be done where both sides come to the same place, if that can be said without going further.
+    /// The work for a place that both sides reach, if that is known without descending further.
     fn above(&self, down: &mut [Descent<'_, '_>; 2], next: [NextStep; 2]) -> Option<DiffWork> {
         let above = Above::find(down)?;
         let is_end = next == [NextStep::End; 2];

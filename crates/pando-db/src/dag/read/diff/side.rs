@@ -1,4 +1,4 @@
-//! One side of a difference. May use: views, and where a descent goes on.
+//! One side of a difference. May use: views, and the steps of a descent.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     store::table::Entry,
 };
 
-/// One side: a view, and what its keys begin with.
+/// One side: a view, and the prefix of its keys.
 #[derive(Clone)]
 pub(crate) struct Side {
     pub view: Arc<View>,

@@ -1,9 +1,9 @@
-//! Extents of pages that several nodes may use, counted as the allocator counts them.
-//! Such an extent is given back as a whole when the last node that uses any of it lets it go. So the walk over the
-//! nodes under a prefix notes what becomes of each use of an extent. At the end one pass over the translation table
-//! counts all uses: if all of them go, the extent goes. The table gives the uses in the version that is walked;
-//! references in memory could not, because they keep older versions alive too. The pass does no I/O (0.07 s for a
-//! million nodes), and is left out if no use goes.
+//! Counts extents of pages that several nodes may use as the allocator does. Such an extent is freed as a whole when
+//! the last node that uses any of it is removed. So the walk over the nodes under a prefix notes for each use of an
+//! extent whether it is removed. At the end one pass over the translation table counts all uses: if all of them are
+//! removed, the extent is freed. The table has the uses in the version that is walked; reference counts in memory
+//! would include those of older versions. The pass does no I/O (0.07 s for a million nodes), and is left out if no
+//! use goes.
 //!
 //! Guarantees: no extent is counted twice. May use: the table, and the places of pages.
 
@@ -73,7 +73,7 @@ impl Extents {
         claim.seen = claim.seen.saturating_add(seen);
     }
 
-    /// A node goes on using it; of its pages there the prefix shows `seen` bytes, or all.
+    /// Notes that a node keeps its use of the extent; the prefix shows `seen` bytes of its pages there, or all.
     pub fn stays(&mut self, extent: &Extent, seen: u64, all: bool) {
         let claim = self.claim(extent);
         claim.seen = claim.seen.saturating_add(seen);

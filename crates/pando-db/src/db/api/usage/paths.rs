@@ -1,8 +1,8 @@
-//! Which keys of a node the paths to it show, and how many of the paths do.
+//! The keys of a node that the paths to it show, with the number of paths.
 //!
 //! A node may have more paths to it than there are bytes of memory: n trees that each hold the last one twice make
-//! 2^n. So what they show is brought together while it comes: what is kept are ranges that neither overlap nor touch
-//! where as many paths show them, at most one for each bound. Pure. May use: ranges of keys.
+//! 2^n. So the ranges are merged while they come: ranges that overlap, or that touch and are shown by the same number
+//! of paths, become one, so that there is at most one range for each bound. Pure. May use: ranges of keys.
 
 use bytes::Bytes;
 

@@ -1,8 +1,8 @@
-//! What carrying deletes down gives back, estimated from headers.
+//! Cost and benefit of pushing deletes down: an estimate, from headers, of the bytes that this would free.
 //!
-//! Beside steady writes a delete is carried on only where enough of them wait together: to take one small value
-//! out of a leaf would cost writing all of it. So what stays undone is a small part of each node, and
-//! what is done costs a bounded number of bytes for each that comes back. Works on an [`Edit`], changes nothing.
+//! Beside steady writes the deletes at an edge are pushed down only if they free enough together, because removing one
+//! small value from a leaf costs writing the whole leaf. So the space that stays unfreed is a small part of each node,
+//! and each freed byte costs a bounded number of written bytes. Works on an [`Edit`], and changes nothing.
 //! I/O: headers, a stated number.
 
 use bytes::Bytes;
@@ -14,17 +14,17 @@ use crate::{
     node::{Body, Edge, Node, NodeId, PageRef, Target},
 };
 
-/// Deletes are carried on beside writes if they give back at least 1/n of a node.
-const WORTH_FRACTION: usize = 32;
-/// A delete in memory is large if it gives back at least 1/n of a node.
+/// Deletes are pushed down beside writes if they free at least 1/n of the size of a node.
+const PUSHDOWN_FRACTION: usize = 32;
+/// A delete in a memtable is large if it frees at least 1/n of the size of a node.
 const LARGE_DELETE_FRACTION: usize = 4;
-/// Headers that are read for one estimate.
+/// Headers that are read for one estimate, a count.
 const ESTIMATE_HEADERS: usize = 16;
 
 impl Edit<'_> {
-    /// True if the deletes that wait at edge `i` of `node` give back enough for being carried into its child, which
-    /// is private, or if the child shows nothing any more. I/O: some headers, which are counted in `left`.
-    pub(super) fn is_worth_carrying(&self, node: &Node, i: usize, left: &mut usize) -> Result<bool> {
+    /// True if the deletes that wait at edge `i` of `node` free enough to be flushed into the child of that edge,
+    /// which is private, or if the child shows nothing any more. I/O: some headers, which are subtracted from `left`.
+    pub(super) fn pays_to_push_down(&self, node: &Node, i: usize, left: &mut usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
         let Some(target) = edge.child.as_ref().filter(|target| self.is_private(target.id)) else {
             return Ok(false);
@@ -32,7 +32,7 @@ impl Edit<'_> {
         if self.leads_to_nothing(edge)? {
             return Ok(true);
         }
-        let enough = (self.cx.limits.node / WORTH_FRACTION).max(1);
+        let enough = (self.cx.limits.node / PUSHDOWN_FRACTION).max(1);
         let live = node.edge_span(i);
         let mut estimate = Estimate { enough, bytes: 0, looks: ESTIMATE_HEADERS };
         let deleted = edge.deleted();
@@ -50,7 +50,8 @@ impl Edit<'_> {
         Ok(estimate.bytes >= enough)
     }
 
-    /// True if the child, of any number of edges, shows nothing any more: only they keep it.
+    /// True if the child of `edge` is an interior node that shows nothing any more: only the edges that lead to it keep
+    /// it. False if the child cannot be read.
     pub(super) fn leads_to_nothing(&self, edge: &Edge) -> Result<bool> {
         match &edge.child {
             Some(target) if self.height(target.id)? > 0 => {
@@ -60,8 +61,8 @@ impl Edit<'_> {
         }
     }
 
-    /// True if the range, which is to be deleted, gives back a large part of a node, and its way down is not shared.
-    /// I/O: at most `left` headers.
+    /// True if deleting `range` frees a large part of a node. Shared nodes do not count: a delete frees nothing in
+    /// them. I/O: at most `left` headers.
     pub fn is_large_delete(&self, range: &Span, left: usize) -> Result<bool> {
         let mut deleted = Spans::default();
         deleted.insert(range.clone());
@@ -71,7 +72,7 @@ impl Edit<'_> {
         Ok(estimate.bytes >= enough)
     }
 
-    /// Adds the bytes of what `deleted` covers below a target that `live` shows.
+    /// Adds the bytes of all that `deleted` covers below `target`, which an edge with live range `live` leads to.
     fn add_covered(
         &self,
         deleted: &Spans,
@@ -103,7 +104,7 @@ impl Edit<'_> {
             let Some(seen) = child.edge_span(i).intersect(&image) else { continue };
             let Some(target) = &below.child else { continue };
             if inside.covers(&seen) {
-                // A whole node comes off.
+                // The whole node can be dropped, which is enough for any estimate.
                 estimate.bytes = estimate.bytes.max(estimate.enough);
             } else if inside.iter().any(|part| part.overlaps(&seen)) {
                 self.add_covered(&inside, target, &child.edge_span(i), estimate)?;
@@ -115,8 +116,8 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// Mean bytes of an entry of the leaf that `key` is in, below a target that `live` shows; 0 if that
-    /// cannot be seen.
+    /// Mean bytes of an entry in the leaf that holds `key`, below `target`, which an edge with live range `live` leads
+    /// to; 0 if that leaf cannot be read.
     fn entry_bytes_at(
         &self,
         target: &Target,
@@ -143,13 +144,14 @@ impl Edit<'_> {
         Ok(0)
     }
 
+    /// The node, or `None` if it cannot be read.
     fn peek_readable(&self, id: NodeId) -> Result<Option<std::sync::Arc<Node>>> {
         or_if_damaged(self.peek(id).map(Some), None)
     }
 }
 
 impl Edge {
-    /// What ranges the deletes that wait here cover.
+    /// The ranges that the range deletes in the buffer of this edge cover.
     fn deleted(&self) -> Spans {
         let mut deleted = Spans::default();
         let ranges = self.layers.iter().flat_map(|layer| &layer.ranges);
@@ -158,8 +160,9 @@ impl Edge {
     }
 }
 
+/// An estimate that is being made.
 struct Estimate {
-    /// Bytes at which it ends.
+    /// Bytes at which the estimate ends: more make no difference.
     enough: usize,
     bytes: usize,
     /// Headers that may still be read.
@@ -171,7 +174,7 @@ impl Estimate {
         self.bytes < self.enough
     }
 
-    /// Whether one more header may be read.
+    /// Whether one more header may be read; counts it if so.
     fn look(&mut self) -> bool {
         let may = self.looks > 0;
         self.looks = self.looks.saturating_sub(1);
@@ -179,7 +182,7 @@ impl Estimate {
     }
 }
 
-/// About how many bytes of a page of a leaf lie in `span`, which meets it; an entry at least.
+/// Estimated bytes of a page of a leaf that lie in `span`, which overlaps it: at least one entry.
 fn covered_bytes(page: &PageRef, span: &Span) -> usize {
     let (first, last, raw) = (page.first_key(), page.last_key(), page.raw as usize);
     if span.contains(&first) && span.contains(&last) {
@@ -191,14 +194,15 @@ fn covered_bytes(page: &PageRef, span: &Span) -> usize {
     bytes
 }
 
-/// Bytes of keys, behind what they have in common, that a guess looks at.
-const GUESS_BYTES: usize = 8;
+/// Bytes of keys, behind their common prefix, that an interpolation looks at.
+const INTERPOLATED_BYTES: usize = 8;
 
-/// About which share of the keys from `first` to `last` lies in `span`, as if they were spread evenly over the keys
-/// that are written with the same kind of characters.
+/// The share (0 to 1) of the keys from `first` to `last` that lies in `span`, by interpolation: as if the keys were
+/// spread evenly over all that are written with the same characters (digits, ASCII, or any bytes).
 fn share(first: &[u8], last: &[u8], span: &Span) -> f64 {
     let common = first.iter().zip(last).take_while(|(a, b)| a == b).count();
-    let rest = |key: &[u8]| -> Vec<u8> { key.iter().copied().skip(common).take(GUESS_BYTES).collect() };
+    let rest =
+        |key: &[u8]| -> Vec<u8> { key.iter().copied().skip(common).take(INTERPOLATED_BYTES).collect() };
     let (begin, end) = (rest(first), rest(last));
     let all = |is: fn(&u8) -> bool| begin.iter().chain(&end).all(is);
     let (least, kinds) = match () {
@@ -207,9 +211,9 @@ fn share(first: &[u8], last: &[u8], span: &Span) -> f64 {
         () => (0, 256.0),
     };
     let place = |key: &[u8]| -> f64 {
-        // Between them, so that it has the same beginning.
+        // Clamped between the two, so that the key begins with their common prefix.
         let rest = rest(key.clamp(first, last));
-        (0..GUESS_BYTES).fold(0.0, |sum, i| {
+        (0..INTERPOLATED_BYTES).fold(0.0, |sum, i| {
             let digit = rest.get(i).map_or(0.0, |byte| f64::from(byte.saturating_sub(least)));
             sum * kinds + digit.min(kinds - 1.0)
         })

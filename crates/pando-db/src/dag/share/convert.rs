@@ -1,8 +1,9 @@
-//! Turning range messages into edges (FAST'20 section 3, "Flushing GOTO messages").
+//! Converting range messages into edges (FAST'20 section 3, "Flushing GOTO messages").
 //!
-//! A range message that reaches a node rests there while it can be carried on; a Goto whose target is too
-//! near below turns into an edge, and so does a delete of all that an edge shows. Guarantees: what rests lies
-//! within one edge, and above a child that is higher than its target. I/O: headers below slivers of edges.
+//! A range message that reaches a node rests there while it can be flushed further down. A Goto whose target is too
+//! near below is converted into an edge to the target, and a delete of all that an edge shows into an empty edge.
+//! Guarantees: a message that rests lies within one edge, and above a child that is higher than its target.
+//! I/O: headers below slivers of edges.
 
 use std::sync::atomic::Ordering;
 
@@ -14,13 +15,13 @@ use crate::{
 };
 
 impl Edit<'_> {
-    /// Lets `ranges` turn into edges of `node` where they may not rest; the others. One that turns may join
-    /// the edge in which another was to rest with its neighbours, whose child can be too low for that: then
-    /// it turns too.
-    pub fn take_all_ranges(&self, node: &mut Node, ranges: Vec<RangeMsg>) -> Result<Vec<RangeMsg>> {
-        let mut resting = self.take_ranges(node, ranges)?;
+    /// Converts those of `ranges` that may not rest into edges of `node`, and returns those that rest. A conversion
+    /// may merge the edge at which another range rests with neighbours whose child is too low for that range: then
+    /// the other range is converted as well.
+    pub fn convert_ranges(&self, node: &mut Node, ranges: Vec<RangeMsg>) -> Result<Vec<RangeMsg>> {
+        let mut resting = self.convert_once(node, ranges)?;
         loop {
-            let mut turning = Vec::new();
+            let mut converting = Vec::new();
             let mut staying = Vec::with_capacity(resting.len());
             for range in resting {
                 let i = node.edge_at(&range.span.lo);
@@ -29,23 +30,23 @@ impl Edit<'_> {
                     _ => true,
                 };
                 assert!(node.edge_span(i).covers(&range.span), "a range message rests across two edges");
-                if may { staying.push(range) } else { turning.push(range) }
+                if may { staying.push(range) } else { converting.push(range) }
             }
-            if turning.is_empty() {
+            if converting.is_empty() {
                 return Ok(staying);
             }
-            staying.extend(self.take_ranges(node, turning)?);
+            staying.extend(self.convert_once(node, converting)?);
             staying.sort_by(|a, b| a.span.lo.cmp(&b.span.lo));
             resting = staying;
         }
     }
 
-    /// Lets `ranges` (disjoint, ascending) turn into edges of `node` where they may not rest, in one pass
-    /// over both; the others, which rest. A range that turns replaces what the node shows over it by an edge
-    /// to its target: older messages in it go, edges partly covered are narrowed, one with live data on both
-    /// sides becomes two to the same child. Cost: in proportion to edges, ranges and messages of edges that
-    /// are cut. I/O: headers below slivers.
-    fn take_ranges(&self, node: &mut Node, ranges: Vec<RangeMsg>) -> Result<Vec<RangeMsg>> {
+    /// Converts those of `ranges` (disjoint, ascending) that may not rest into edges of `node`, in one pass over
+    /// both, and returns those that rest. A converted range replaces what the node shows over it by an edge to its
+    /// target: older messages in the range are dropped, edges that it covers in part are narrowed, and an edge with
+    /// live data on both sides of it becomes two edges to the same child. Cost: in proportion to edges, ranges and
+    /// messages of edges that are cut. I/O: headers below slivers.
+    fn convert_once(&self, node: &mut Node, ranges: Vec<RangeMsg>) -> Result<Vec<RangeMsg>> {
         let pager = self.cx.pager;
         let (height, span) = (node.height, node.span.clone());
         let Body::Interior(edges) = &mut node.body else { unreachable!("leaves take no ranges in here") };
@@ -55,12 +56,12 @@ impl Edit<'_> {
         let mut new: Vec<Edge> = Vec::with_capacity(old.len() + ranges.len());
         let mut resting = Vec::new();
         let mut ranges = ranges.into_iter().peekable();
-        // The range that turned last: it may reach into the edges that follow.
-        let mut turned: Option<Span> = None;
+        // The range that was converted last may reach into the edges that follow.
+        let mut converted: Option<Span> = None;
         for (i, edge) in old.into_iter().enumerate() {
             let hi = bounds.get(i + 1).cloned().or_else(|| span.hi.clone());
             let live = Span { lo: edge.lo.clone(), hi };
-            let mut rest = match &turned {
+            let mut rest = match &converted {
                 Some(over) if over.overlaps(&live) => live.without(over).1,
                 _ => Some(live.clone()),
             };
@@ -83,7 +84,7 @@ impl Edit<'_> {
                 }
                 let loose = range.target.is_some();
                 new.push(Edge { lo: range.span.lo.clone(), child: range.target, layers: Vec::new(), loose });
-                turned = Some(range.span);
+                converted = Some(range.span);
                 rest = above;
             }
             match rest {
@@ -93,15 +94,15 @@ impl Edit<'_> {
             }
         }
         assert!(ranges.next().is_none(), "a range message outside its node");
-        if turned.is_some() {
+        if converted.is_some() {
             new = self.joined(new, &span, height)?;
         }
         *edges = new;
         Ok(resting)
     }
 
-    /// True if the message lies inside `live`, what is left of an edge of a node of that height, without
-    /// filling it, and may still sink.
+    /// True if the message may rest at `edge` of a node of that height: it lies inside `live`, the part of the edge
+    /// that is left, without filling it, and can still be flushed further down.
     fn may_rest(&self, edge: &Edge, live: &Span, height: u8, range: &RangeMsg) -> Result<bool> {
         if !live.covers(&range.span) || range.span.covers(live) {
             return Ok(false);
@@ -128,7 +129,7 @@ impl Edit<'_> {
         }
     }
 
-    /// What is left of an edge that was cut, without its child if nothing of that is visible.
+    /// The part of a cut edge that is left, over `live`; without its child if that shows nothing there.
     fn sliver(&self, mut edge: Edge, live: &Span, height: u8) -> Result<Edge> {
         if let Some(target) = &edge.child
             && self.shows_nothing(live, target, height)?

@@ -1,4 +1,4 @@
-//! A tree of an open file system as one that is sent, or received.
+//! A tree of an open file system, as the source or the target of a stream.
 
 use std::{
     cell::RefCell,
@@ -21,12 +21,13 @@ const LISTING_ENTRIES: usize = 1024;
 /// Bits of the mode of fallocate(2).
 const PUNCH_MODE: i32 = 1 | 2;
 
-/// The tree below a directory, as root sees it.
-pub struct Inside<'a> {
+/// The tree below a directory, with the rights of root.
+#[doc(alias = "Inside")]
+pub struct FsTree<'a> {
     fs: &'a Fs,
     top: Ino,
     caller: Caller,
-    /// The directories on the way to what was used last, without the top, each referenced.
+    /// The directories on the path that was used last, without the top, each with a reference.
     way: RefCell<Vec<(OsString, Ino)>>,
     /// The file that is written.
     open: Option<HeldFile<'a>>,
@@ -75,7 +76,7 @@ fn split(path: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-impl<'a> Inside<'a> {
+impl<'a> FsTree<'a> {
     /// The tree below the directory `top`, which the caller keeps referenced.
     pub fn new(fs: &'a Fs, top: Ino) -> Self {
         Self { fs, top, caller: Caller::root(), way: RefCell::default(), open: None }
@@ -101,7 +102,7 @@ impl<'a> Inside<'a> {
         Ok(ino)
     }
 
-    /// Lets go what is remembered of the way, which a change may make wrong.
+    /// Forgets the path that was used last, because a change may make it wrong.
     fn forget_way(&self) {
         for (_, ino) in self.way.take() {
             self.fs.forget(ino, 1);
@@ -153,13 +154,13 @@ impl<'a> Inside<'a> {
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for FsTree<'_> {
     fn drop(&mut self) {
         self.forget_way();
     }
 }
 
-impl SourceTree for Inside<'_> {
+impl SourceTree for FsTree<'_> {
     fn meta(&self, path: &[u8]) -> io::Result<FileMeta> {
         self.on(path, |attr| Ok(meta_of(attr)))
     }
@@ -232,7 +233,7 @@ impl SourceFile for HeldFile<'_> {
     }
 }
 
-impl TargetTree for Inside<'_> {
+impl TargetTree for FsTree<'_> {
     fn meta(&mut self, path: &[u8]) -> io::Result<FileMeta> {
         SourceTree::meta(self, path)
     }

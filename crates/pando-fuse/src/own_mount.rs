@@ -1,15 +1,15 @@
-//! The server's own way into its mount: to a file by its inode number, without a path.
+//! The server's access to its own mount: it opens files there by their inode numbers, without a path.
 //!
 //! The kernel does some things only for a caller: it writes out the pages that it keeps of one file (a notification
 //! makes it drop them as well), and it takes a modification time into its inode. So the server makes such calls on its
 //! own mount. It opens files by handle (`open_by_handle_at(2)`, which requires `CAP_DAC_READ_SEARCH`), so only a daemon
 //! of root can do this.
 //!
-//! A thread that waits for an answer of its own process could keep a killed process from ending: the kernel ends such a
-//! wait only when the connection is cut, the connection is cut when its last descriptor is closed, and a killed process
-//! closes its descriptors when the last thread that shares them has ended. So a thread that calls the mount has a table
-//! of descriptors of its own ([`Apart`]), without the connection, and a daemon that is killed ends at once. (`guard` is
-//! for threads that wait in a notification, on the connection itself.)
+//! A thread that waits for an answer of its own process could keep a killed process from ending: the kernel ends such
+//! a wait only when the connection is cut, the connection is cut when its last descriptor is closed, and a killed
+//! process closes its descriptors when the last thread that shares them has ended. So a thread that calls the mount
+//! has a table of descriptors of its own ([`UnsharedFiles`]), without the connection, and a daemon that is killed
+//! ends at once. (`guard` is for threads that wait in a notification, on the connection itself.)
 //!
 //! Guarantees: an open gives the inode of this mount or fails, whatever is mounted on the directory by now; no
 //! descriptor outlives a call, so the mount is not kept busy (except by threads that are not waited for any more). Each
@@ -33,21 +33,21 @@ use std::{
 use pando_fs::Time;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_OMIT};
 
-/// Threads that may wait for the kernel after their caller has stopped waiting for them, a count: of those that a user
-/// can cause.
+/// Threads that may wait for the kernel after their caller has stopped waiting for them, a count: of threads that a
+/// user can cause.
 const MAX_LEFT_THREADS: usize = 8;
-/// The same of those that only root can cause, a count. So a user cannot keep the pages of others from being written
-/// out.
+/// The same for threads that only root can cause, a count. It is larger, so that a user cannot keep the pages of others
+/// from being written out.
 const MAX_LEFT_ROOT_THREADS: usize = 2 * MAX_LEFT_THREADS;
 /// Threads that write out the pages of several files at once, a count.
 const WRITING_THREADS: usize = 4;
 /// Threads that may go on closing files whose pages are written out, while no caller waits for them, a count.
 const MAX_CLOSING_THREADS: usize = 32;
-/// Files that such a thread closes at its end, a count; what else it opens is closed at once.
+/// Files that such a thread keeps open and closes at its end, a count; others it closes at once.
 const MAX_HELD_FILES: usize = 128;
-/// How long a caller waits for such a thread: a mount without other users is not busy any more then.
+/// How long a caller waits for such a thread: long enough that an unused mount is not busy when the call returns.
 const PATIENCE_TO_CLOSE: Duration = Duration::from_millis(5);
-/// How often pages are written out although that ends with an error, a count.
+/// How often the kernel is asked to write pages out while that ends with an error, a count.
 const MAX_TRIES_BEFORE: u32 = 5;
 /// The type of FUSE's file handles: inode number and generation.
 const HANDLE_TYPE: libc::c_int = 0x81;
@@ -65,14 +65,14 @@ struct Handle {
 
 /// The right of a thread to wait for the mount: it shares no descriptors with the rest of the process. It lacks the
 /// descriptors of the log and the image, so it may only call functions of the file system that do no I/O.
-pub(crate) struct Apart {
+pub(crate) struct UnsharedFiles {
     /// Not to be sent to another thread.
     _here: PhantomData<*const ()>,
 }
 
-impl Apart {
-    /// Gives this thread a table of descriptors of its own, with none in it. For threads that have just begun.
-    pub(crate) fn become_so() -> io::Result<Self> {
+impl UnsharedFiles {
+    /// Gives this thread an empty table of descriptors of its own. For threads that have just begun.
+    pub(crate) fn unshare() -> io::Result<Self> {
         const FIRST: libc::c_uint = 0;
         // SAFETY: no memory is passed. The calling thread has no descriptor in use, by the rule above; those of the
         // other threads stay open in their table.
@@ -88,22 +88,22 @@ impl Apart {
 /// Closes all descriptors of the process, which frees the files that they lock although a thread still waits in the
 /// kernel. For a process that does nothing more.
 pub(crate) fn close_all() {
-    // SAFETY: no memory is passed. Whoever would use one of the descriptors comes to nothing.
+    // SAFETY: no memory is passed. Any later use of one of the descriptors fails.
     unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0) };
 }
 
-/// Runs `work` in a thread that may wait for the mount, and waits for its end.
-pub(crate) fn apart<T: Send>(work: impl FnOnce(&Apart) -> T + Send) -> io::Result<T> {
+/// Runs `work` in a thread that may wait for the mount, and waits until it ends.
+pub(crate) fn with_unshared_files<T: Send>(work: impl FnOnce(&UnsharedFiles) -> T + Send) -> io::Result<T> {
     std::thread::scope(|s| {
-        let thread = std::thread::Builder::new().name("pando-inside".into());
-        let thread = thread.spawn_scoped(s, || Apart::become_so().map(|apart| work(&apart)))?;
+        let thread = std::thread::Builder::new().name("pando-own-mount".into());
+        let thread = thread.spawn_scoped(s, || UnsharedFiles::unshare().map(|unshared| work(&unshared)))?;
         thread.join().map_err(|_| io::Error::other("a panic"))?
     })
 }
 
-/// A mount, as its server reaches into it.
+/// The server's own mount, as a place where it opens files.
 #[derive(Clone)]
-pub(crate) struct Inside {
+pub(crate) struct OwnMount {
     dir: PathBuf,
     /// Major and minor number of the mount's device.
     device: (u32, u32),
@@ -113,9 +113,9 @@ pub(crate) struct Inside {
     closing: Arc<AtomicUsize>,
 }
 
-impl Inside {
-    /// The way into the mount on `dir`, whose device is `device` (`major:minor`); `None` if this process has
-    /// none. May be called before requests are answered.
+impl OwnMount {
+    /// The mount on `dir`, whose device is `device` (`major:minor`); `None` if this process may not open files by
+    /// handle. May be called before requests are answered.
     pub(crate) fn new(dir: &Path, device: &str) -> Option<Self> {
         let (major, minor) = device.split_once(':')?;
         let device = (major.parse().ok()?, minor.parse().ok()?);
@@ -139,7 +139,7 @@ impl Inside {
         open_by_handle(self.root()?.as_raw_fd(), ino, flags | OFlags::CLOEXEC)
     }
 
-    /// Opens the root of the mount. For threads apart.
+    /// Opens the root of the mount. Only for threads with [`UnsharedFiles`].
     pub(crate) fn root(&self) -> io::Result<OwnedFd> {
         // A descriptor without access (O_PATH) is not taken for this.
         let root = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -152,12 +152,12 @@ impl Inside {
         Ok(root)
     }
 
-    /// A descriptor of the inode `ino`, of any kind, which the kernel must know; good for naming it. No request.
+    /// A descriptor (`O_PATH`) of the inode `ino`, of any kind, which the kernel must know. Sends no request.
     pub(crate) fn open_path(root: &OwnedFd, ino: u64) -> io::Result<OwnedFd> {
         open_by_handle(root.as_raw_fd(), ino, OFlags::PATH | OFlags::CLOEXEC)
     }
 
-    /// Sets the access time, and the modification time if it is given, of what this is a descriptor of, by a SETATTR of
+    /// Sets the access time of an open file, and its modification time if one is given. The kernel sends a SETATTR of
     /// this thread.
     pub(crate) fn set_times(file: &OwnedFd, atime: Time, mtime: Option<Time>) -> io::Result<()> {
         let time = |t: Time| Timespec { tv_sec: t.secs, tv_nsec: t.nanos.into() };
@@ -166,8 +166,8 @@ impl Inside {
         Ok(rustix::fs::utimensat(file, c"", &times, AtFlags::EMPTY_PATH)?)
     }
 
-    /// Gives the kernel the modification time of a file, by a SETATTR of this thread.
-    pub(crate) fn set_modified(&self, _: &Apart, ino: u64, time: Time) -> io::Result<()> {
+    /// Sets the modification time of a file in the kernel's inode. The kernel sends a SETATTR of this thread.
+    pub(crate) fn set_modified(&self, _: &UnsharedFiles, ino: u64, time: Time) -> io::Result<()> {
         let file = self.open(ino, OFlags::PATH)?;
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
@@ -179,7 +179,7 @@ impl Inside {
     /// Reads a range of a file as its readers see it, up to the end of the file. Waits no longer than `patience`. If
     /// the kernel waits longer, for a lock of another process, one of at most [`MAX_LEFT_THREADS`] threads stays until
     /// that wait ends.
-    pub(crate) fn read_apart(&self, ino: u64, range: &Range<u64>, patience: Duration) -> io::Result<Vec<u8>> {
+    pub(crate) fn read(&self, ino: u64, range: &Range<u64>, patience: Duration) -> io::Result<Vec<u8>> {
         let (range, (tell, told)) = (range.clone(), mpsc::sync_channel(1));
         let thread = self.begin(MAX_LEFT_THREADS, move |root| {
             let opened = root.and_then(|root| open_by_handle(root.as_raw_fd(), ino, READ_QUIETLY));
@@ -198,7 +198,7 @@ impl Inside {
     /// answered for them. The kernel keeps the pages, also those that the server refused: there is no other copy of
     /// them. Gives the files that could not be opened. If the kernel asks another process whether they may be opened
     /// (fanotify(7)), this waits for that no longer than `patience`, and then a thread stays as in
-    /// [`Inside::read_apart`].
+    /// [`OwnMount::read`].
     ///
     /// Up to [`WRITING_THREADS`] threads do it, each for its share of the files. A single thread would write the last
     /// file with all that became dirty while it wrote the others.
@@ -263,8 +263,8 @@ impl Inside {
         Ok(PageWriter { files, told, thread, closing })
     }
 
-    /// Starts `work` in a thread apart, with the root of the mount. EAGAIN if `most` threads already wait for the
-    /// kernel without a caller that waits for them.
+    /// Starts `work` in a thread with [`UnsharedFiles`], and gives it the root of the mount. EAGAIN if `most` threads
+    /// already wait for the kernel without a caller that waits for them.
     fn begin(
         &self,
         most: usize,
@@ -274,12 +274,12 @@ impl Inside {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let begun = Begun { all: self.left_behind.clone(), over: Arc::default() };
-        let (inside, own) = (self.clone(), EndsWhenDropped(begun.clone()));
-        let thread = std::thread::Builder::new().name("pando-inside".into());
+        let (mount, own) = (self.clone(), EndsWhenDropped(begun.clone()));
+        let thread = std::thread::Builder::new().name("pando-own-mount".into());
         thread.spawn(move || {
             let _own = own;
             // ESTALE has to mean that the kernel has forgotten the file, not that another mount hides this one.
-            work(Apart::become_so().and_then(|_| inside.root().map_err(io::Error::other)));
+            work(UnsharedFiles::unshare().and_then(|_| mount.root().map_err(io::Error::other)));
         })?;
         Ok(begun)
     }
@@ -290,7 +290,7 @@ struct PageWriter {
     files: Vec<u64>,
     told: mpsc::Receiver<PageStep>,
     thread: Begun,
-    /// The same thread, as one that closes files.
+    /// The same thread, counted among those that close files.
     closing: Begun,
 }
 
@@ -336,20 +336,21 @@ impl PageWriter {
 /// A thread that may wait for the kernel longer than its caller waits for the thread.
 #[derive(Clone)]
 struct Begun {
-    /// How many such threads are not waited for any more.
+    /// How many such threads nobody waits for any more.
     all: Arc<AtomicUsize>,
-    /// It has ended, or is not waited for any more.
+    /// The thread has ended, or nobody waits for it any more.
     over: Arc<AtomicBool>,
 }
 
 impl Begun {
-    /// It is not waited for any more.
+    /// Notes that nobody waits for the thread any more.
     fn leave(&self) {
         // Counted first, because the end of the thread subtracts it again.
         self.all.fetch_add(1, Ordering::SeqCst);
         self.second_takes_away();
     }
 
+    /// Notes that the thread has ended.
     fn ended(&self) {
         self.second_takes_away();
     }
@@ -362,7 +363,7 @@ impl Begun {
     }
 }
 
-/// What a thread has while it runs: it has ended when this is dropped, also by a panic.
+/// Held by a thread while it runs. Dropping it, also in a panic, notes that the thread has ended.
 struct EndsWhenDropped(Begun);
 
 impl Drop for EndsWhenDropped {
@@ -373,7 +374,7 @@ impl Drop for EndsWhenDropped {
 
 /// What the thread reports of a file whose pages it writes out.
 enum PageStep {
-    /// It is open.
+    /// The file is open.
     Begun,
     /// Its dirty pages are written, or it was not opened.
     Done { failed: bool },
@@ -381,14 +382,15 @@ enum PageStep {
     Closed,
 }
 
-/// How a file is opened without any change of it.
+/// Flags that open a file without changing it, its access time included.
 const READ_QUIETLY: OFlags =
     OFlags::RDONLY.union(OFlags::NONBLOCK).union(OFlags::NOATIME).union(OFlags::CLOEXEC);
 
 /// Writes out the dirty pages of a file; `false` if some may be left. Pages that the server refuses are no error.
 fn write_pages(file: &OwnedFd) -> io::Result<bool> {
     const WAIT: libc::c_uint = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
-    // All three together have the kernel write what is dirty now, and nothing that becomes dirty meanwhile.
+    // All three flags together have the kernel write the pages that are dirty now, and none that become dirty
+    // meanwhile.
     const SYNC_FLAGS: libc::c_uint = WAIT | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     let call = |flags| {
         // SAFETY: the descriptor is open, and no memory is passed.
@@ -418,7 +420,7 @@ fn write_pages(file: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// What there is of a range.
+/// Reads a range of a file, up to the end of the file.
 fn read_range(file: &OwnedFd, range: &Range<u64>) -> io::Result<Vec<u8>> {
     let mut data = vec![0; usize::try_from(range.end - range.start).unwrap_or_default()];
     let mut read = 0;
@@ -432,7 +434,7 @@ fn read_range(file: &OwnedFd, range: &Range<u64>) -> io::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Opens what the handle of `ino` stands for in the file system of `root`.
+/// Opens the inode `ino` in the file system of `root`.
 fn open_by_handle(root: libc::c_int, ino: u64, flags: OFlags) -> io::Result<OwnedFd> {
     let mut handle = Handle {
         bytes: 12,
@@ -459,13 +461,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_panic_do_not_take_the_way_in_from_others() {
+    fn threads_that_panic_are_not_counted_for_ever() {
         let (left_behind, closing) = Default::default();
-        let inside = Inside { dir: PathBuf::new(), device: (0, 0), left_behind, closing };
+        let mount = OwnMount { dir: PathBuf::new(), device: (0, 0), left_behind, closing };
         for _ in 0..3 {
-            inside.begin(1, |_| panic!("on purpose")).unwrap().leave();
+            mount.begin(1, |_| panic!("on purpose")).unwrap().leave();
             let begin = Instant::now();
-            while inside.left_behind.load(Ordering::SeqCst) > 0 {
+            while mount.left_behind.load(Ordering::SeqCst) > 0 {
                 assert!(begin.elapsed() < Duration::from_secs(20), "it is waited for although it has ended");
                 std::thread::sleep(Duration::from_millis(1));
             }

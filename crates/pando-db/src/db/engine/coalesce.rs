@@ -1,37 +1,37 @@
-//! Joining batches: the operations of several small batches in a row become those of one record of the log.
+//! Coalescing batches: the operations of several small consecutive batches become those of one record of the log.
 //!
-//! Guarantees: pure; the operations that come out have, one after the other, the effect of those that went in, for any
-//! store in which the first ones were the last that was done. May use: operations, the merge function. No I/O.
+//! Guarantees: pure; the operations of the result have, one after the other, the effect of the operations that went in,
+//! on any store to which nothing else was applied in between. May use: operations, the merge function. No I/O.
 
 use bytes::Bytes;
 
 use crate::{batch::Op, limits::MAX_MERGED, merge::Merge};
 
-/// Most operations of a batch that is joined to others, a count: each key is compared with each.
+/// Most operations of a batch that is coalesced with others, a count: each key is compared with each.
 const MAX_OPS: usize = 8;
-/// Most keys of joined batches, a count.
+/// Most keys of coalesced batches, a count.
 const MAX_KEYS: usize = 96;
-/// Most bytes of the record of joined batches, values outside of it left out: each batch that is joined encodes the
-/// whole record anew, in memory.
-const MAX_JOINT_BYTES: usize = 24 << 10;
-/// A record with more bytes than this takes changes of its own keys, but no further keys.
+/// Most bytes of the record of coalesced batches, without the values that are stored outside it: each further batch
+/// encodes the whole record anew, in memory.
+const MAX_COALESCED_BYTES: usize = 24 << 10;
+/// A record with more bytes than this takes changes of the keys that it has, but no further keys.
 const MAX_BYTES_FOR_MORE_KEYS: usize = 4 << 10;
 
-/// The newest batch, which others may have been joined to.
+/// The newest batch, with those that were coalesced with it.
 #[derive(Default)]
-pub(crate) struct Joint {
-    /// Its number.
+pub(crate) struct NewestBatch {
+    /// The number of its record (MSN).
     pub msn: u64,
-    /// Its operations, at most one for each key.
+    /// The operations of all of them, at most one for each key.
     pub ops: Vec<Op>,
-    /// Keys of batches right before it that it was not joined to: see [`Earlier::keys`].
+    /// Keys of the batches before these: see [`Earlier::keys`].
     pub earlier: Vec<Bytes>,
 }
 
-/// What came right before a batch.
+/// The batches right before a new one.
 #[derive(Debug, Default)]
 pub(crate) struct Earlier {
-    /// Operations of the batches that it may be joined to.
+    /// Operations of those that the new batch may be coalesced with.
     pub ops: Vec<Op>,
     /// Keys of records that cannot be replaced any more. The first upsert of such a key becomes a put of the whole
     /// value, so that the tree need not read the value and write it again. Later ones stay upserts: a caller that syncs
@@ -40,36 +40,37 @@ pub(crate) struct Earlier {
 }
 
 impl Earlier {
-    /// What the next batch has to know of these if it is not joined to them: their keys, but for those whose value was
-    /// made whole.
+    /// The same for a batch that gets a record of its own: only keys, without those of which the record has the whole
+    /// value.
     pub fn over(&self) -> Earlier {
         let new = self.ops.iter().filter_map(key).filter(|key| !self.keys.contains(key));
         Earlier { ops: Vec::new(), keys: new.cloned().collect() }
     }
 
-    /// The operation on `key`. The search begins with the last one: a file that grows is changed where it was last.
+    /// The operation on `key` and its index. The search begins at the end, because a file that grows is changed where
+    /// it was changed last.
     fn find(&self, key: &Bytes) -> Option<(usize, &Op)> {
         self.ops.iter().enumerate().rev().find(|(_, op)| self::key(op).is_some_and(|old| is_same(old, key)))
     }
 }
 
-/// Whether two keys are equal. Those of a batch begin alike as a rule, so their ends are looked at first.
+/// Whether two keys are equal. The keys of a batch mostly begin alike, so their ends are compared first.
 fn is_same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.last_chunk::<8>() == b.last_chunk::<8>() && a == b
 }
 
-/// What becomes of batches that are joined.
-pub(crate) struct Joined {
-    /// Changes of the operations before: the one at this place becomes another one; without a place, one is added.
+/// The result of coalescing a batch.
+pub(crate) struct Coalesced {
+    /// Changes of the operations before it: the one at the given index is replaced; without an index, one is added.
     changes: Vec<(Option<usize>, Op)>,
-    /// What the newest batch does, as the memtable takes it in. The value of a put is the same memory as that in the
-    /// record, so that it is kept once.
+    /// The operations of the new batch, for the memtable. The value of a put shares its memory with the record, so
+    /// that it is in memory once.
     pub newest: Vec<Op>,
 }
 
-impl Joined {
-    /// All operations of the record, one for each key, where `before` were the ones before; and those of the newest
-    /// batch.
+impl Coalesced {
+    /// All operations of the record, one for each key, if `before` are the operations that it had; and those of the
+    /// new batch.
     pub fn onto(self, mut before: Vec<Op>) -> (Vec<Op>, Vec<Op>) {
         for (at, op) in self.changes {
             match at.and_then(|at| before.get_mut(at)) {
@@ -81,6 +82,7 @@ impl Joined {
     }
 }
 
+/// The key of an operation on one key.
 fn key(op: &Op) -> Option<&Bytes> {
     match op {
         Op::Put(key, _) | Op::Delete(key) | Op::Upsert(key, _) => Some(key),
@@ -88,7 +90,7 @@ fn key(op: &Op) -> Option<&Bytes> {
     }
 }
 
-/// The put or delete that says what an upsert has made of a value; `None` if the value is too long to be kept whole.
+/// The put or delete with the result of an upsert; `None` if the value is too long to be stored whole.
 fn applied(key: &Bytes, value: Option<Bytes>) -> Option<Op> {
     match value {
         Some(value) if value.len() > MAX_MERGED => None,
@@ -97,16 +99,16 @@ fn applied(key: &Bytes, value: Option<Bytes>) -> Option<Op> {
     }
 }
 
-/// Joins the operations `ops` of a batch to those right `before` it. `None` if the batch gets a record of its own.
-/// `standing` gives the value that a key is known to have in memory; values of at least `aside` bytes do not stand in
-/// the record.
-pub(crate) fn join(
+/// Coalesces the operations `ops` of a batch with those right `before` it. `None` if the batch has to get a record of
+/// its own. `standing` returns the value that a key has in the memtables, if they show it; values of at least `aside`
+/// bytes are stored outside the record.
+pub(crate) fn coalesce(
     before: &Earlier,
     ops: &[Op],
     aside: usize,
     standing: impl Fn(&[u8]) -> Option<Bytes>,
     merge: &dyn Merge,
-) -> Option<Joined> {
+) -> Option<Coalesced> {
     let repeated = |(i, op): (usize, &Op)| ops.iter().take(i).any(|other| key(other) == key(op));
     if ops.len() > MAX_OPS || ops.iter().enumerate().any(repeated) {
         return None;
@@ -119,7 +121,8 @@ pub(crate) fn join(
     let keys = &before.keys;
     let (mut count, mut bytes) = (before.ops.len(), before.ops.iter().map(in_record).sum::<usize>());
     let may_add = count == 0 || bytes <= MAX_BYTES_FOR_MORE_KEYS;
-    let mut joined = Joined { changes: Vec::with_capacity(ops.len()), newest: Vec::with_capacity(ops.len()) };
+    let mut coalesced =
+        Coalesced { changes: Vec::with_capacity(ops.len()), newest: Vec::with_capacity(ops.len()) };
     for op in ops {
         let key = key(op)?;
         let (at, old) = before.find(key).unzip();
@@ -143,7 +146,7 @@ pub(crate) fn join(
             }
             _ => op.clone(),
         };
-        joined.newest.push(match &both {
+        coalesced.newest.push(match &both {
             Op::Upsert(..) => op.clone(),
             other => other.clone(),
         });
@@ -153,9 +156,9 @@ pub(crate) fn join(
             None if may_add => count += 1,
             None => return None,
         }
-        joined.changes.push((at, both));
+        coalesced.changes.push((at, both));
     }
-    (count <= MAX_KEYS && bytes <= MAX_JOINT_BYTES).then_some(joined)
+    (count <= MAX_KEYS && bytes <= MAX_COALESCED_BYTES).then_some(coalesced)
 }
 
 #[cfg(test)]
@@ -195,11 +198,12 @@ mod tests {
         }
     }
 
-    /// Whatever was there before, and also where a value is made whole because its record was written.
+    /// This holds for any store before them, and also if an upsert becomes a put because the record of its key was
+    /// written.
     #[test]
-    fn what_batches_are_made_has_the_effect_of_all_of_them() {
+    fn a_coalesced_record_has_the_effect_of_all_its_batches() {
         let rng = &mut StdRng::seed_from_u64(3);
-        let (mut joins, mut whole) = (0, 0);
+        let (mut count, mut whole) = (0, 0);
         for _ in 0..20_000 {
             let mut store = Store::new();
             let first: Vec<Op> = (0..rng.random_range(0..5)).map(|_| random_op(rng)).collect();
@@ -212,11 +216,11 @@ mod tests {
                     before.keys = vec!["k1".into(), "k3".into()];
                 }
                 let standing = |key: &[u8]| store.get(key).cloned();
-                let Some(joined) = join(&before, &ops, 30, standing, &PatchMerge) else { break };
-                joins += 1;
+                let Some(coalesced) = coalesce(&before, &ops, 30, standing, &PatchMerge) else { break };
+                count += 1;
                 let puts = |ops: &[Op]| ops.iter().filter(|op| matches!(op, Op::Put(..))).count();
-                whole += usize::from(puts(&joined.newest) > puts(&ops));
-                let (all, newest) = joined.onto(before.ops.clone());
+                whole += usize::from(puts(&coalesced.newest) > puts(&ops));
+                let (all, newest) = coalesced.onto(before.ops.clone());
                 let mut table = store.clone();
                 apply(&mut table, &newest);
                 apply(&mut store, &ops);
@@ -227,15 +231,15 @@ mod tests {
                 before.ops = all;
             }
         }
-        assert!(joins > 10_000 && whole > 1000, "{joins} {whole}");
+        assert!(count > 10_000 && whole > 1000, "{count} {whole}");
     }
 
     #[test]
-    fn batches_about_ranges_or_with_a_key_twice_stay_apart() {
+    fn batches_about_ranges_or_with_a_key_twice_are_not_coalesced() {
         let put = || Op::Put("a".into(), "1".into());
         let none = |_: &[u8]| None;
         for ops in [vec![put(), put()], vec![Op::DeleteRange("a".into(), None)], vec![put(); 9]] {
-            assert!(join(&Earlier::default(), &ops, 30, none, &PatchMerge).is_none(), "{ops:?}");
+            assert!(coalesce(&Earlier::default(), &ops, 30, none, &PatchMerge).is_none(), "{ops:?}");
         }
     }
 }

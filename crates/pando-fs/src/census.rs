@@ -2,11 +2,10 @@
 //!
 //! The clone of a directory takes the link area of its lineage along, with files that have no name in the clone, and
 //! with counts that include names elsewhere. The removal of a tree removes names without reading each. Both leave a
-//! mark in the lineage. A census reads one moment of it. The excess of a stored count over the names of that moment
-//! stays the same later, because each later change of names changes both. So the census subtracts the excess, file by
-//! file, beside all other calls, and removes files without a name; then it removes the marks that it found. A census
-//! that was interrupted is made again from the start. Guarantees that it holds no lock over more than one file or a
-//! bounded step.
+//! mark in the lineage. A census reads one snapshot of it. The excess of a stored count over the names in the
+//! snapshot stays the same later, because each later change of names changes both. So the census subtracts the
+//! excess, file by file, while other calls go on, and removes files without a name; then it removes the marks that it
+//! found. An interrupted census begins again. Guarantee: no lock is held over more than one file or a bounded step.
 
 use std::{collections::HashMap, sync::Weak, time::Duration};
 
@@ -30,9 +29,9 @@ use crate::{
     volume::{Fs, Inner},
 };
 
-/// The call that removes a tree subtracts up to so many names itself.
+/// Names, a count, that the call that removes a tree subtracts itself; if there are more, the census does it.
 const FEW_NAMES: usize = 4096;
-/// Files without names that are removed in one step.
+/// Files without names that are removed in one step, a count.
 const STEP_FILES: usize = 512;
 /// Steps of a scan, a count, after which the background thread pauses so that other threads go first.
 const PAUSE_STEPS: u64 = 4096;
@@ -43,7 +42,7 @@ pub(crate) struct LostNames {
     root: InodeRef,
     /// The mark that stays in the lineage until the excess is subtracted.
     number: u64,
-    /// How many of each file; `None` if they are many, or another thread counts there already: then a census finds out.
+    /// How many of each file; `None` if they are many, or another thread counts there already: then the census counts.
     lost: Option<(HashMap<u64, u32>, CountingClaim)>,
 }
 
@@ -54,7 +53,8 @@ struct Nameless {
     nlink: u32,
 }
 
-/// Whether something is not as a batch expects it, or cannot be read: then the next attempt expects nothing.
+/// Whether an error means that a batch was overtaken, or that something cannot be read: then the next attempt is made
+/// without expectations.
 pub(crate) fn overtakes(e: &pando_db::Error) -> bool {
     matches!(e, pando_db::Error::Conflict { .. }) || e.is_damage()
 }
@@ -173,7 +173,7 @@ impl Fs {
         Ok(Some(LostNames { root: domain.root, number, lost }))
     }
 
-    /// Subtracts names that were removed, or queues that.
+    /// Subtracts names that were removed, or queues a census.
     pub(crate) fn count_lost(&self, names: LostNames) {
         let LostNames { root, number, lost } = names;
         let Some((lost, claim)) = lost else {
@@ -190,7 +190,7 @@ impl Fs {
             let contents = self.hold_dir(&root)?.contents.clone();
             Ok(marks(&self.db.snapshot(), &contents)?.is_empty())
         };
-        // Where this failed, or another mark came meanwhile, a mark stands.
+        // If this failed, or another mark was set meanwhile, a mark is left.
         let counted = subtract().unwrap_or(false);
         drop(claim);
         if !counted {
@@ -201,8 +201,9 @@ impl Fs {
         }
     }
 
-    /// Subtracts `excess` from the link count of a linked file, and removes it if it has no name then. What took names
-    /// away at `time` is a change of the file; names that a clone never had are none.
+    /// Subtracts `excess` from the link count of a linked file, and removes the file if it has no name then. If names
+    /// were removed at `time`, that is the change time of the file; names that a clone never had do not change the
+    /// file.
     fn subtract(&self, root: &InodeRef, id: u64, excess: i64, time: Option<Time>) -> Result<()> {
         let at = self.hold_dir(root)?;
         let path = path::linked(&at.contents, id);
@@ -247,7 +248,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Takes marks away.
+    /// Removes marks.
     fn unmark(&self, root: &InodeRef, numbers: &[u64]) -> Result<()> {
         let at = self.hold_dir(root)?;
         let mut batch = Batch::new();
@@ -443,7 +444,7 @@ impl Fs {
                     Err(Error::Stale(_)) => {}
                     counted => counted?,
                 },
-                // Moved: it is counted when it is looked at, also where that was done before.
+                // The root has moved: its lineage is counted when it is looked at, even if it was looked at before.
                 _ => self.counting.forget_all(),
             }
             if !is_there()? {
@@ -453,13 +454,14 @@ impl Fs {
         }
     }
 
-    /// What the background thread for names runs.
+    /// The work of the background thread for names.
     pub(crate) fn count_names_in_background(weak: Weak<Inner>) {
         let Some(counting) = Fs::upgraded(&weak).map(|fs| fs.counting.clone()) else { return };
         while counting.has_work() {
             counting.pause(BEGIN_AFTER);
             if let Some(fs) = Fs::upgraded(&weak) {
-                // What fails stays marked, and is done when it is looked at again, or after the next mount.
+                // After a failure the marks stay, and the census is made when the lineage is looked at again, or
+                // after the next mount.
                 let _failed = fs.count_all(true);
             }
         }

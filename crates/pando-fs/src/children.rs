@@ -1,8 +1,8 @@
-//! Which inodes in memory hang on an inode: its entries, and the linked files of a lineage whose root it is.
+//! The children of an inode in memory: its entries, and the linked files of a lineage whose root it is.
 //!
-//! So a call that changes a tree finds what it has to say in memory at the cost of what is in memory of that tree, not
-//! of the whole file system. Guarantees nothing about the inodes themselves: the table keeps this set in step with
-//! their links. Takes no other lock.
+//! With these sets a call that changes a tree finds the inodes in memory that it has to change at a cost in
+//! proportion to their number, and not to all inodes in memory. The table keeps the sets in agreement with the links
+//! of inodes. Takes no other lock.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,20 @@ use parking_lot::Mutex;
 
 use crate::types::Ino;
 
-/// See the module. A set with an order grows without a pause, unlike a hash table. Most inodes are files: those pay for
+/// The set of children. An ordered set grows without a pause, unlike a hash table. Most inodes are files, and pay for
 /// a pointer only.
 #[derive(Debug, Default)]
 #[allow(clippy::box_collection)]
 pub(crate) struct Children(Mutex<Option<Box<BTreeSet<Ino>>>>);
 
 impl Children {
-    /// Adds one that was not there.
+    /// Adds a child that was not in the set.
     pub(crate) fn add(&self, ino: Ino) {
         let added = self.0.lock().get_or_insert_default().insert(ino);
         assert!(added, "inode {ino:#x} comes twice to one directory in memory");
     }
 
-    /// Takes out one that was there.
+    /// Removes a child that was in the set.
     pub(crate) fn remove(&self, ino: Ino) {
         let mut children = self.0.lock();
         let removed = children.as_mut().is_some_and(|children| children.remove(&ino));

@@ -42,36 +42,36 @@ struct FileRun {
     /// Data prefixes of the file that was read last, and of its directory.
     last: Bytes,
     dir: Bytes,
-    /// Data prefix of the directory in which it is read ahead.
+    /// Data prefix of the directory that is read ahead.
     top: Bytes,
     /// Files of the run, and their bytes.
     files: u32,
     bytes: u64,
-    /// Up to which key it was asked for ahead.
+    /// The key up to which was read ahead.
     to: Option<Bytes>,
-    /// Bytes of it that were not read yet.
+    /// Bytes of the readahead that the program has not read yet.
     ahead: u64,
-    /// A piece is under way.
+    /// Whether a request is in progress.
     busy: bool,
 }
 
-/// The runs of a mount; the one that went on last is first.
+/// The runs of a mount, the most recent first.
 #[derive(Debug)]
 pub(crate) struct FileRuns {
     runs: Mutex<(VecDeque<FileRun>, u64)>,
-    /// Most that is read ahead of a run, and of all, bytes.
+    /// Most bytes that are read ahead for a run, and for all runs.
     window: u64,
     budget: u64,
 }
 
 impl FileRun {
-    /// Goes on in a directory, which may lie outside of that in which it was read ahead so far.
+    /// Continues in a directory, which may lie outside of the one that was read ahead so far.
     fn widen(&mut self, dir: &Bytes) {
         let before = self.top.clone();
         while !dir.starts_with(&self.top) {
             match path::data_of_directory(&self.top).filter(|above| above.len() < self.top.len()) {
                 Some(above) => self.top = self.top.slice_ref(above),
-                // Another volume.
+                // The file is in another volume.
                 None => self.top = dir.clone(),
             }
         }
@@ -151,7 +151,7 @@ impl FileRuns {
         let (runs, _) = &mut *self.runs.lock();
         if let Some(run) = runs.iter_mut().find(|r| r.id == run) {
             run.busy = false;
-            // The reader has overtaken it.
+            // The program has read beyond the readahead.
             if to > run.last {
                 run.to = Some(to);
             } else {
@@ -197,7 +197,7 @@ mod tests {
             );
             most = most.max(wanted.bytes);
             assert_eq!(runs.read_whole(&file(&["d"], &format!("{i:04}")), 100 * KIB), None, "twice");
-            // As far as the bytes go.
+            // Up to the limit of bytes.
             let ahead = runs.runs.lock().0.front().unwrap().ahead / (100 * KIB);
             runs.asked(wanted.run, file(&["d"], &format!("{:04}", i + 1 + ahead)));
         }

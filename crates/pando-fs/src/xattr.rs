@@ -58,7 +58,7 @@ fn namespace(name: &[u8]) -> Result<Namespace> {
     })
 }
 
-/// A name that may be that of an attribute.
+/// Checks whether a name may be that of an attribute.
 fn check(name: &OsStr) -> Result<(&[u8], Namespace)> {
     let bytes = name.as_bytes();
     if bytes.is_empty() || bytes.len() > attrs::MAX_ATTR_NAME_BYTES || bytes.contains(&0) {
@@ -71,7 +71,7 @@ fn absent(name: &[u8]) -> Error {
     Error::NoAttribute(String::from_utf8_lossy(name).into_owned())
 }
 
-/// The prefix of the keys of attributes of what is held.
+/// The prefix of the keys of attributes of an inode that is held.
 fn prefix(inode: &InodeRef, at: &At) -> Bytes {
     match inode.kind {
         FileKind::Directory => path::data_of(&at.meta),
@@ -210,7 +210,7 @@ impl Fs {
                 let fresh = || (path::block(prefix, attrs::key_number(name)), Bucket::default());
                 let (_, bucket) = match &mut outside {
                     Some(outside) => outside,
-                    // Where none is outside nothing is to be read.
+                    // If no attribute is outside, nothing has to be read.
                     None if count == 0 => outside.insert(fresh()),
                     None => outside.insert(self.bucket(prefix, name)?),
                 };
@@ -374,7 +374,7 @@ impl Fs {
     }
 }
 
-/// Whether the caller may set such an attribute of such an inode, as far as the kernel need not know.
+/// Whether the caller may set such an attribute of such an inode, as far as the kernel does not check that.
 fn may_have(c: &Caller, inode: &InodeRef, name: &[u8], namespace: Namespace) -> Result<()> {
     let refused = |why| Err(Error::NotPermitted { name: String::from_utf8_lossy(name).into_owned(), why });
     match namespace {

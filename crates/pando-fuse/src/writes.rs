@@ -1,8 +1,8 @@
-//! Writes and what else changes bytes past the kernel's pages, and pages that it has written out and that did not fit.
+//! Writes and other changes of bytes past the page cache, and the storing of refused pages.
 //!
-//! Guarantees what `refused` does. A page that is tried again is read from the page cache, by the server's own access
-//! to its mount (`own_mount`); where the page cache then asks the server for the page, the page was dropped and is
-//! lost. A server without that access has the kernel drop refused pages, so that readers see what is stored.
+//! The guarantees are those of `refused`. A page that is stored again is read from the page cache, by the server's
+//! access to its own mount (`own_mount`); if the page cache then asks the server for the page, the page was dropped
+//! and is lost. A server without that access makes the kernel drop refused pages, so that readers see what is stored.
 
 use std::{
     ops::Range,
@@ -23,7 +23,7 @@ use crate::{
 const LOCKED_PAGE_PATIENCE: Duration = Duration::from_secs(2);
 
 impl MountState {
-    /// Makes a file durable, and lets the policies for snapshots know.
+    /// Makes a file durable, and notifies the policies for snapshots.
     pub(crate) fn sync_file(&self, ino: u64, datasync: bool) -> Outcome<()> {
         self.refused.may_sync(ino)?;
         self.fs.fsync(ino, datasync)?;
@@ -132,8 +132,9 @@ impl MountState {
         self.answer_announced((ino, offset, len), bits, announced, outcome)
     }
 
-    /// Before an open cuts a file off. A kernel that keeps what is written stops to write pages out until that is
-    /// answered. Another one does not, and a page that is stored behind it would make the file as long as before.
+    /// To be called before an open truncates a file. A kernel with a write-back cache writes no pages out until the
+    /// open is answered. Without that cache it does, and a page that is stored after the truncation would extend the
+    /// file again.
     pub(crate) fn announce_cut(self: &Arc<Self>, ino: u64) -> Option<Announcement> {
         let mapped = !self.caches.writeback() && self.caches.is_perhaps_dirty(ino);
         mapped.then(|| self.past_pages.announce(ino, 0..u64::MAX))
@@ -174,7 +175,7 @@ impl MountState {
         (ino, offset, stored): (u64, u64, u64),
         why: Option<Errno>,
     ) {
-        // What is not stored stays in the pages.
+        // Bytes that are not stored stay in the pages.
         if stored > 0 {
             self.tell(|n| n.forget_pages(ino, offset, stored));
         }
@@ -184,9 +185,9 @@ impl MountState {
         }
     }
 
-    /// Behind an announcement for a change at `offset` of which bytes of pages were left out: the first `stored` are
-    /// stored by it. Pages that were changed there meanwhile are dropped, so that readers see what is stored.
-    /// What it did not store is tried again from its pages.
+    /// Called after an announced change at `offset`, during which bytes were left out of pages; the change has stored
+    /// its first `stored` bytes. Pages of these that were changed meanwhile are dropped, so that readers see what is
+    /// stored. Bytes that the change did not store are tried again from the pages.
     fn nothing_left_out(
         self: &Arc<Self>,
         ino: u64,
@@ -206,15 +207,15 @@ impl MountState {
         }
     }
 
-    /// The kernel reads pages of a file, so it has dropped those of them that were refused. (Without access to its
-    /// mount the server has them dropped itself.)
+    /// Notes that the kernel reads pages of a file, so it has dropped the refused ones among them. (Without access to
+    /// its own mount the server makes the kernel drop them.)
     pub(crate) fn pages_asked_for(&self, ino: u64, offset: u64, size: u32) {
         if self.refused.any() && self.own_mount.get().is_some() {
             self.refused.asked_for(ino, &(offset..offset.saturating_add(size.into())));
         }
     }
 
-    /// Writes what a program or the kernel gives.
+    /// Stores the bytes of a WRITE, of a program or of the kernel.
     fn write_data(self: &Arc<Self>, w: &Write<'_>) -> Outcome<u32> {
         let store =
             |w: &Write<'_>| self.refused.around_part(w.ino, w.offset, w.writeback, || self.write_part(w));
@@ -237,7 +238,7 @@ impl MountState {
         outcome
     }
 
-    /// Has `store` store those parts of pages of a file, from a byte on, that nothing is announced of.
+    /// Calls `store` for those parts of pages of a file, from `offset` on, that are not announced.
     fn store_pages(
         &self,
         (ino, offset): (u64, u64),
@@ -270,12 +271,12 @@ impl MountState {
         }
     }
 
-    /// Stores pages that the kernel has kept.
+    /// Stores pages of the kernel's write-back cache.
     fn write_pages(&self, ino: u64, offset: u64, data: &[u8]) -> Outcome<u32> {
         self.fs.write_pages(ino, offset, data).map_err(|e| Errno(of_pages(Errno::from(e).0)))
     }
 
-    /// Notes that a page of the kernel's was refused, and has it tried again.
+    /// Notes that a page of the kernel was refused, and that it has to be stored again.
     fn refuse(self: &Arc<Self>, ino: u64, range: &Range<u64>, errno: i32) {
         self.refused.note(ino, range, errno);
         let shared = self.clone();

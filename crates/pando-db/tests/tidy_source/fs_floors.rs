@@ -541,7 +541,7 @@ pub const SEND: Floors = &[
 
 /// The same inside `fork`.
 pub const FORK: Floors = &[
-    ("carried", &[]),
+    ("relocated", &[]),
     ("text", &[]),
     ("told", &[]),
     ("bounds", &["told"]),
@@ -577,15 +577,15 @@ pub const FORK: Floors = &[
     ),
     ("watched", &[]),
     ("hidden", &["bounds", "watched"]),
-    ("apply", &["carried", "bounds", "step", "fits", "hidden"]),
-    ("carry", &["step", "follow", "arrange", "fits", "apply"]),
+    ("apply", &["relocated", "bounds", "step", "fits", "hidden"]),
+    ("relocate", &["step", "follow", "arrange", "fits", "apply"]),
     ("change", &["step", "hidden", "apply"]),
-    ("perform", &["bounds", "step", "follow", "apply", "carry", "change"]),
+    ("perform", &["bounds", "step", "follow", "apply", "relocate", "change"]),
     ("replay", &["landing", "hidden"]),
     ("works", &[]),
     (
         "exchange",
-        &["step", "follow", "places", "brought", "landing", "hidden", "apply", "carry", "replay", "works"],
+        &["step", "follow", "places", "brought", "landing", "hidden", "apply", "relocate", "replay", "works"],
     ),
     (
         "large",

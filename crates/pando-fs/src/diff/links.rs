@@ -1,7 +1,9 @@
-//! Files with several names that differ, found by their numbers: their names say the same on both sides.
+//! Differences of files with several names, found by their numbers, because the values of their names are the same on
+//! both sides.
 //!
-//! The files of a lineage lie together, so those that differ are found in proportion; their names are then looked for
-//! in the index of names below the directory in question, for some thousand files at a time.
+//! The linked files of a lineage lie together, so those that differ are found at a cost in proportion to their
+//! number. Their names are then searched for in the index of names below the compared directory, for some thousand
+//! files at a time.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +37,7 @@ pub(crate) struct LinkScan {
 }
 
 impl LinkScan {
-    /// Of a pair of directories; `None` if one of them is not there.
+    /// The linked files of a pair of directories; `None` if one of them does not exist.
     pub(crate) fn new(pair: DirPair, before: &mut Side, after: &mut Side) -> Result<Option<Self>> {
         let Some(root) = before.level(&pair.before)?.map(|level| level.root.clone()) else { return Ok(None) };
         let Some(other) = after.level(&pair.after)?.map(|level| level.root.clone()) else { return Ok(None) };

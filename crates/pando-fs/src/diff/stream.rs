@@ -1,6 +1,6 @@
 //! The keys of records and of data that differ, as one sequence of paths.
 //!
-//! Guarantees that a path comes once, in the order of keys, and that nothing is read of what is skipped.
+//! Guarantees: each path comes once, in the order of keys; skipped parts are not read.
 
 use std::{
     collections::BTreeSet,
@@ -26,7 +26,7 @@ const KEPT_PREFIXES: usize = 1 << 10;
 pub(crate) struct Ahead {
     diff: Diff,
     next: Option<Change>,
-    /// Those below are left out.
+    /// Keys below this one are left out.
     from: Option<Bytes>,
 }
 
@@ -40,7 +40,7 @@ impl Ahead {
         Self { diff: self.diff.stop_on(stop), ..self }
     }
 
-    /// The key of the next one.
+    /// The key of the next difference.
     pub(crate) fn peek(&mut self) -> Result<Option<Bytes>> {
         let mut passed = 0;
         while self.next.is_none()
@@ -63,7 +63,7 @@ impl Ahead {
         self.next.take()
     }
 
-    /// Goes on with the first at or above `key`.
+    /// Continues with the first difference at or above `key`.
     pub(crate) fn skip_to(&mut self, key: &[u8]) {
         if self.next.as_ref().is_none_or(|change| change.key < key) {
             self.next = None;
@@ -88,7 +88,7 @@ impl Default for Prefixes {
 }
 
 impl Prefixes {
-    /// Adds one, when the walk is at `at`.
+    /// Adds a prefix while the walk is at `at`.
     fn add(&mut self, at: &[u8], prefix: &[u8]) {
         if self.all.len() >= self.purge {
             self.all.retain(|p| &p[..] > at || at.starts_with(p));
@@ -97,16 +97,16 @@ impl Prefixes {
         self.all.insert(Bytes::copy_from_slice(prefix));
     }
 
-    /// The one that `path` lies in.
+    /// The prefix that `path` lies in.
     fn around(&self, path: &[u8]) -> Option<Bytes> {
         let below = (std::ops::Bound::Unbounded, std::ops::Bound::Included(path));
         self.all.range::<[u8], _>(below).next_back().filter(|p| path.starts_with(p)).cloned()
     }
 }
 
-/// Where something differs.
+/// A place at which something differs.
 pub(crate) enum Spot {
-    /// An entry, with its record on both sides where that differs, and whether its data does.
+    /// An entry, with its record on both sides if that differs, and whether its data does.
     Entry { path: Bytes, records: Option<(Option<Bytes>, Option<Bytes>)>, data: bool },
     /// Linked files of the lineage whose root has this contents prefix.
     Links(Bytes),
@@ -129,7 +129,7 @@ fn behind(prefix: &[u8]) -> Bytes {
 }
 
 impl DiffStream {
-    /// Of the directories with these contents prefixes, from the volume.
+    /// The differences of the directories with these contents prefixes, from the volume.
     pub(crate) fn new(view: &Snapshot, (before, after): (&[u8], &[u8]), data: bool) -> Result<Self> {
         let meta = Ahead::new(view, (&path::meta(before), &path::meta(after)))?;
         let data = data.then(|| Ahead::new(view, (&path::data(before), &path::data(after)))).transpose()?;
@@ -143,7 +143,7 @@ impl DiffStream {
         Self { meta: self.meta.stop_on(stop), data, ..self }
     }
 
-    /// Leaves out what lies under a contents prefix; all that is left, if that is empty.
+    /// Skips everything under a contents prefix; with an empty one, everything that is left.
     pub(crate) fn skip(&mut self, contents: &[u8]) {
         if contents.is_empty() {
             self.ended = true;
@@ -152,7 +152,7 @@ impl DiffStream {
         self.skipped.add(&self.at, contents);
     }
 
-    /// Leaves out the data of what lies under a contents prefix: all of it is on one side only.
+    /// Skips the data under a contents prefix, all of which is on one side only.
     pub(crate) fn skip_data(&mut self, contents: &[u8]) {
         if self.data.is_some() && self.bare.all.len() < MAX_BARE_DIRS && self.bare.around(contents).is_none()
         {

@@ -14,9 +14,9 @@ use crate::{
     error::{Error, Result},
     fork::{
         bounds::Bounds,
-        carried::Carried,
         fits::name_of,
         hidden::{Hidden, Retired, write_in_parts},
+        relocated::Relocated,
         step::Trees,
     },
     inode::InodeRef,
@@ -57,7 +57,7 @@ pub(crate) struct Apply<'a> {
     /// Names that mean another entry now: directories from the top, and names.
     entries: Vec<(Vec<u8>, Vec<u8>)>,
     tree_removed: bool,
-    pub carried: Carried,
+    pub relocated: Relocated,
     /// The work that is left for the end, if the tree is hidden.
     pub hidden: Option<Hidden>,
     /// What may end the merge early, while no other call waits for it.
@@ -84,7 +84,7 @@ impl<'a> Apply<'a> {
             given_back: Vec::new(),
             entries: Vec::new(),
             tree_removed: false,
-            carried: Carried::default(),
+            relocated: Relocated::default(),
             hidden: None,
             bounds: None,
         }
@@ -253,8 +253,8 @@ impl<'a> Apply<'a> {
         }
         let contents = self.trees.ours.place(&contents_of(entry));
         if let Some(top) = &inode {
-            let carried = |path: &[u8]| self.carried.is_in_one(path);
-            self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, &carried, self.now)?);
+            let relocated = |path: &[u8]| self.relocated.is_in_one(path);
+            self.orphaned.extend(self.fs.orphan_below(&mut self.batch, top, &relocated, self.now)?);
         }
         if self.hidden.is_none() {
             self.fs.drop_kept_by_prefix(&mut self.batch, &contents, &Staying::new())?;
@@ -294,7 +294,7 @@ impl<'a> Apply<'a> {
     /// have to be counted.
     pub(crate) fn done(mut self) -> (CloneReport, bool) {
         let mut report = CloneReport::default();
-        std::mem::take(&mut self.carried).done(self.fs, self.now, &mut report);
+        std::mem::take(&mut self.relocated).done(self.fs, self.now, &mut report);
         for (inode, record) in std::mem::take(&mut self.changed) {
             inode.change(|s| {
                 s.record = record;

@@ -1,9 +1,9 @@
 //! Counts what a merge adds to directories, so that it keeps to their quotas.
 //!
-//! Guarantees that a plan for which this is Ok exceeds no limit of a directory in the tree, as it was when the plan was
-//! made, and gives what is added to the whole tree. A linked file that loses a name counts as staying, because its
-//! other names may stay. Costs nothing where no limit holds; otherwise a scan of the records of what is taken, removed
-//! or moved.
+//! Guarantees: a plan that passes exceeds no limit of a directory in the tree, as it was when the plan was made; the
+//! result is the number of bytes that the plan adds to the whole tree. A linked file that loses a name counts as
+//! staying, because its other names may stay. Costs nothing if there is no limit; otherwise a scan of the records of
+//! entries that are taken, removed or moved.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -31,19 +31,19 @@ type Limited = BTreeSet<Vec<u8>>;
 struct Weighing<'a> {
     trees: &'a mut Trees,
     moved: Moved,
-    /// Entries that are removed or moved, in order, and the same as contents prefixes.
+    /// Entries that are removed or moved, in order, and their contents prefixes.
     leaving: Vec<Vec<u8>>,
     leaving_dirs: HashSet<Vec<u8>>,
-    /// Accounts with limits in the tree, by contents prefix; none of the directories without.
+    /// Accounts with limits in the tree, by contents prefix.
     accounts: HashMap<Vec<u8>, Option<Account>>,
-    /// A limit around the tree, or of it.
+    /// Whether the tree, or a directory around it, has a limit.
     around: bool,
     total: i64,
     added: BTreeMap<Vec<u8>, i64>,
 }
 
 impl Fs {
-    /// Bytes that a plan adds to the tree of `into`, less those that it takes away. EDQUOT if it is too much for a
+    /// Bytes that a plan adds to the tree of `into`, less those that it removes. EDQUOT if they exceed the limit of a
     /// directory in it.
     pub(crate) fn brought(&self, steps: &[Step], trees: &mut Trees, into: &InodeRef) -> Result<i64> {
         if !self.has_accounts() {
@@ -71,8 +71,8 @@ impl Fs {
         Ok(weighing.total)
     }
 
-    /// Adds what a merge brings to the account in the record that its directory gets, which says from now on that it
-    /// may be wrong. EDQUOT if that is too much.
+    /// Adds what a merge brings to the account in the new record of its directory, and marks the account as stale.
+    /// EDQUOT if that exceeds the limit.
     pub(crate) fn bring(&self, into: &InodeRef, record: &mut Record, bytes: i64) -> Result<()> {
         self.make_stale(record);
         let Some(account) = &mut record.account else { return Ok(()) };

@@ -81,7 +81,7 @@ impl Apply<'_> {
         if content == ContentOf::Copy {
             self.entry_changes(entry);
             self.remove_for(entry, true)?;
-            self.carried.replaced(entry);
+            self.relocated.replaced(entry);
         }
         let outside = ours.record.has_outside() || theirs.record.has_outside();
         let change = AttributeChange {
@@ -165,7 +165,7 @@ impl Apply<'_> {
         }
         self.entry_changes(entry);
         self.remove(entry)?;
-        self.carried.replaced(entry);
+        self.relocated.replaced(entry);
         let record = Record {
             fileno: self.fs.fresh_file()?,
             pin: None,

@@ -1,10 +1,10 @@
-//! The end of a merge that was made in a hidden tree: one batch that replaces the contents of the directory by the
-//! result, and then the same in memory.
+//! The end of a merge that was made in a hidden tree: one batch replaces the contents of the directory by the result,
+//! and then the inodes in memory are changed.
 //!
-//! Guarantees that all that stays keeps its number, that open files which are removed stay readable, and that keys by
+//! Guarantees: entries that stay keep their inode numbers; open files that are removed stay readable; keys by
 //! contents prefix (`by_prefix`) follow their directories. The caller holds both trees exclusively, and has replayed
-//! what other calls have changed. Costs a look at the inodes in memory of the directories that the merge changes, and
-//! the work that was left for the end.
+//! the changes of other calls. Cost: a walk over the inodes in memory of the directories that the merge changes, and
+//! the steps that were left for the end.
 
 use std::{collections::HashMap, ffi::OsString, os::unix::ffi::OsStringExt};
 
@@ -51,7 +51,7 @@ pub(crate) struct Exchange<'a> {
     pub now: Time,
 }
 
-/// What has to be changed in memory when the batch is written.
+/// The changes in memory to be made when the batch is written.
 #[derive(Default)]
 struct InMemory {
     removed: Vec<(InodeRef, Fate)>,
@@ -62,21 +62,21 @@ struct InMemory {
     dirs: HashMap<Vec<u8>, Ino>,
 }
 
-/// A function for each inode in memory: the inode, the contents prefix from the top of its parent, and how it hangs on
-/// that.
+/// A function for each inode in memory: it gets the inode, the contents prefix of its parent from the top, and its
+/// relation to the parent.
 type Each<'a> = dyn FnMut(&InodeRef, &[u8], Hangs) -> Result<()> + 'a;
 
-/// How an inode in memory hangs on one of its lineage.
+/// The relation of an inode in memory to its parent.
 enum Hangs {
-    /// An entry of it, with this name.
+    /// An entry of the directory, with this name.
     Entry(Box<[u8]>),
-    /// A linked file of the lineage whose root that is, by its number there.
+    /// A linked file of the lineage whose root the parent is, with its link id.
     Linked(u64),
 }
 
 impl Exchange<'_> {
-    /// Writes the batch. `None` if other calls have changed what the merge changes; otherwise what the kernel has to be
-    /// told, and whether names have to be counted.
+    /// Writes the batch. `None` if other calls have changed what the merge changes; otherwise the cached entries that
+    /// the kernel has to drop, and whether names have to be counted.
     pub(crate) fn run(&self) -> Result<Option<(CloneReport, bool)>> {
         let (fs, ours, mut batch) = (self.fs, &self.places.ours, Batch::new());
         fs.may_leave_from(self.into, self.steps.iter().filter_map(Step::leaves))?;
@@ -109,7 +109,7 @@ impl Exchange<'_> {
         batch.put(system::cloned(), fs.now().encode());
         let parent = self.into.parent()?.ok_or(Error::Stale(self.into.ino))?;
         let above = fs.above_in(&parent, path::directory_of(&ours.entry), false);
-        // It is counted later, for names of linked files.
+        // The tree is counted later, because of the names of linked files.
         let accounts = fs.lock_accounts();
         if accounts.is_some() {
             // No call is in the directory, so its account in memory is the stored one.
@@ -152,7 +152,7 @@ impl Exchange<'_> {
         Side::of_place(self.view, None, (&ours.entry, &ours.contents), ours.root.clone())
     }
 
-    /// The record that the directory itself gets, with its extended attributes that are outside of that.
+    /// The new record of the directory itself, with its extended attributes outside the record.
     fn top_record(&self, batch: &mut Batch, entry: &[u8]) -> Result<Option<Record>> {
         let damaged = |detail| Error::Damaged { what: "a merge".into(), detail };
         let value = self.fs.db.get(&path::meta(entry))?.ok_or(damaged("its directory is not there"))?;
@@ -180,8 +180,7 @@ impl Exchange<'_> {
         Ok(value.and_then(|value| Record::decode(&value).ok()))
     }
 
-    /// Calls `each` with what is in memory of the directories in which the merge does something, and of those that it
-    /// removes.
+    /// Calls `each` for the inodes in memory in the directories that the merge changes or removes.
     fn each_in_memory(&self, each: &mut Each<'_>) -> Result<()> {
         let mut dirs = vec![(self.into.clone(), Vec::new(), false)];
         while let Some((dir, contents, goes)) = dirs.pop() {
@@ -207,7 +206,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// The directories to which something moves that is in memory, brought there.
+    /// The inodes of the directories into which inodes in memory are moved, read into memory.
     fn parents_of_moved(&self, apply: &mut Apply<'_>) -> Result<Vec<InodeRef>> {
         let mut parents = Vec::new();
         self.each_in_memory(&mut |_, dir, hangs| {
@@ -221,8 +220,8 @@ impl Exchange<'_> {
         Ok(parents)
     }
 
-    /// Finds what has to be done with each inode of the directory that is in memory; the batch gets the moves of open
-    /// files that are removed.
+    /// Finds the change of each inode in memory in the directory, and adds the moves of open files that are removed
+    /// to the batch.
     fn memory(&self, batch: &mut Batch, apply: &mut Apply<'_>) -> Result<InMemory> {
         let (ours, mut out) = (&self.places.ours, InMemory::default());
         out.dirs.insert(Vec::new(), self.into.ino);
@@ -286,7 +285,7 @@ impl Exchange<'_> {
         Ok(out)
     }
 
-    /// Changes linked files that are not in the copies, and their names; false if other calls have changed the same.
+    /// Changes linked files that are not in the copies, and their names; false if other calls have changed these.
     fn linked_files(&self, batch: &mut Batch, apply: &mut Apply<'_>, memory: &mut InMemory) -> Result<bool> {
         let ours = &self.places.ours;
         for (inside, all) in &self.hidden.unnamed {
@@ -306,7 +305,7 @@ impl Exchange<'_> {
             let live = live.and_then(|value| Record::decode(&value).ok());
             let Some(live) = live else { return Ok(false) };
             let Some(record) = overlay(&change.before, &live, &change.after) else { return Ok(false) };
-            // Those outside of the record are replaced, and `watched` are their values only.
+            // Attributes outside the record are replaced; `watched` has only their values.
             if change.attrs.is_some() && live.attrs != change.before.attrs {
                 return Ok(false);
             }
@@ -330,7 +329,7 @@ impl Exchange<'_> {
     /// removes.
     fn kept_by_prefix(&self, batch: &mut Batch) -> Result<bool> {
         let (fs, top) = (self.fs, &self.places.ours.contents);
-        // Where a directory is afterwards, if it lies in this one and does not stay where it is.
+        // The new path of a directory, if it lies in this one and is moved or removed.
         let goes = |place: &[u8]| -> Option<Option<Vec<u8>>> {
             let inside = place.strip_prefix(&top[..]).filter(|inside| !inside.is_empty())?;
             let to = self.landing.land(&path::entry_of_contents(inside)?).map(|entry| contents_of(&entry));
@@ -391,7 +390,7 @@ impl Exchange<'_> {
         Ok(true)
     }
 
-    /// The fork's origin becomes what it was when the merge began, if that is where it comes from.
+    /// The origin of the fork becomes the state at the begin of the merge, if the fork was made of this directory.
     fn next_origin(&self, batch: &mut Batch) -> Result<()> {
         let (place, ours, old) = (&self.places.theirs, &self.places.ours, self.places.fork);
         let number = self.works.next;
@@ -407,7 +406,7 @@ impl Exchange<'_> {
         Ok(())
     }
 
-    /// Changes the inodes in memory; gives what the kernel has to be told.
+    /// Changes the inodes in memory; returns the cached entries that the kernel has to drop.
     fn told(&self, memory: InMemory) -> CloneReport {
         let (fs, mut report) = (self.fs, CloneReport::default());
         for (inode, parent, name) in memory.moved {
@@ -427,7 +426,7 @@ impl Exchange<'_> {
             let to = if fate == Fate::Orphan { &mut report.orphaned } else { &mut report.replaced };
             to.push(inode.ino);
         }
-        // Trees have gone, and directories may have moved.
+        // Trees were removed, and directories may have moved.
         fs.table.tree_removed();
         let mut entry = |dir: &[u8], name: &[u8]| {
             if let Some(ino) = memory.dirs.get(dir) {

@@ -1,8 +1,9 @@
 //! Checks, without a change, whether a plan would make keys too long.
 //!
-//! Gives the engine the removals, moves and clones of prefixes that `carry` would make, in the same order; the engine
-//! checks them without making them. Guarantee: a dry run fails if the merge would fail because a path is too long.
-//! For a plan that needs more than one batch, only the entries themselves are checked, and not what lies below them.
+//! Gives the engine the removals, moves and clones of prefixes that `relocate` would make, in the same order; the
+//! engine checks them without making them. Guarantee: a dry run fails if the merge would fail because a path is too
+//! long. For a plan that needs more than one batch, only the entries themselves are checked, and not what lies below
+//! them.
 
 use std::cmp::Reverse;
 
@@ -22,14 +23,14 @@ use crate::{
     volume::Fs,
 };
 
-/// One thing that is done to prefixes.
+/// One operation on prefixes.
 enum PrefixStep {
     Delete(Bytes),
     Rename(Bytes, Bytes),
     Clone(Bytes, Bytes),
 }
 
-/// What is done to prefixes, by the depth of the place.
+/// The operations on prefixes, by the depth of the path.
 type ByDepth = Vec<(usize, Vec<PrefixStep>)>;
 
 /// The number of names in a path.
@@ -37,7 +38,7 @@ pub(crate) fn depth(path: &[u8]) -> usize {
     path.iter().filter(|b| **b == 0).count()
 }
 
-/// The prefixes of all keys of something: its own, and of directories what is in them.
+/// The prefixes of all keys of an entry: its own, and for a directory those of its contents.
 pub(crate) fn prefixes(side: &Side, entry: &[u8], is_dir: bool) -> Vec<Bytes> {
     let place = side.place(entry);
     let mut all = vec![path::meta(&place), path::data(&place)];
@@ -114,7 +115,7 @@ impl Fs {
         Ok(self.db.check_lengths(&batch)?)
     }
 
-    /// The clones of an entry that is taken, and the removals in it.
+    /// The clones for an entry that is taken, and the removals in it.
     fn taken(
         &self,
         trees: &mut Trees,
@@ -148,8 +149,8 @@ impl Fs {
     }
 }
 
-/// What is cloned of the area of linked files that a directory of the fork uses, and of their names, with contents
-/// prefixes of the directory there and here; nothing if it has no such names.
+/// The clones of the link area that a directory of the fork uses, and of the index of names, with the contents
+/// prefixes of the directory there and here; none if it has no names of linked files.
 pub(crate) fn link_clones(
     trees: &mut Trees,
     entry: &[u8],

@@ -47,7 +47,7 @@ impl Apply<'_> {
             }
             self.flush()?;
         }
-        self.carry(steps)
+        self.relocate(steps)
     }
 
     /// Data prefix of the directory with this contents prefix from the top.

@@ -1,6 +1,7 @@
-//! What a merge has moved: for later steps of its batch, and for the inodes in memory when the batch is written.
+//! The entries that a merge has moved: for later steps of its batch, and for the inodes in memory when the batch is
+//! written.
 //!
-//! Guarantees that an inode in memory has its new place when its entry has.
+//! Guarantee: an inode in memory gets its new place when its entry does.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -10,18 +11,18 @@ use crate::{
     volume::Fs,
 };
 
-/// What was moved.
+/// The entries that were moved.
 #[derive(Default)]
-pub(crate) struct Carried {
-    /// Paths, from the volume, of entries that have left their places; of directories also the contents prefixes.
+pub(crate) struct Relocated {
+    /// Paths, from the volume, of entries that have left their places; for directories also the contents prefixes.
     pub left: BTreeSet<Vec<u8>>,
-    /// Files that are new ones already, by their path from the top.
+    /// Entries that are new files by now, by path from the top.
     pub replaced: HashSet<Vec<u8>>,
-    /// Those in memory, with the directory and the name that they get.
+    /// The moved inodes in memory, with their new directories and names.
     pub inodes: Vec<(InodeRef, InodeRef, Box<[u8]>)>,
 }
 
-impl Carried {
+impl Relocated {
     /// Whether the keys under this path, from the volume, belong to an entry that has left its place.
     pub(crate) fn is_in_one(&self, path: &[u8]) -> bool {
         let ends = path.iter().enumerate().filter(|(_, b)| **b == 0).filter_map(|(i, _)| path.get(..=i));

@@ -1,9 +1,9 @@
-//! The part of a merge that moves things: removals, renames and what is taken, in an order in which each finds its
-//! place.
+//! Applies the removals and renames of a merge, and the entries that it takes from the fork, in an order in which
+//! each new path is free.
 //!
-//! First all entries that are removed or moved leave their paths, the deepest ones first; then all that are moved or
-//! taken come to theirs, the highest ones first. In between, within one batch, a moving entry lies under keys of its
-//! own, unless its new path is free. Guarantees that an entry that moves keeps its number, in memory too.
+//! First all entries that are removed or moved leave their paths, the deepest ones first; then those that are moved
+//! or taken are put at their new paths, the highest ones first. In between, within one batch, a moved entry lies
+//! under temporary keys, unless its new path is free. Guarantee: a moved entry keeps its inode number, in memory too.
 
 use std::cmp::Reverse;
 
@@ -30,7 +30,7 @@ use crate::{
 struct Moving<'a> {
     from: &'a [u8],
     dir: &'a [u8],
-    /// Path that it gets, from the top.
+    /// The new path, from the top.
     to: Vec<u8>,
     number: u32,
     is_dir: bool,
@@ -52,7 +52,7 @@ impl Going<'_> {
     }
 }
 
-/// An entry that comes to a path.
+/// An entry that gets a path.
 enum Coming<'a> {
     Moved(Moving<'a>),
     Taken { from: &'a [u8], to: Vec<u8>, without: &'a [Vec<u8>] },
@@ -68,8 +68,8 @@ impl Coming<'_> {
 }
 
 impl Apply<'_> {
-    /// Adds removals, moves and what is taken to the batch.
-    pub(crate) fn carry(&mut self, steps: &[Step]) -> Result<()> {
+    /// Adds the removals, the moves and the entries that are taken to the batch.
+    pub(crate) fn relocate(&mut self, steps: &[Step]) -> Result<()> {
         let moved = Moved::of(steps);
         let (mut going, mut coming) = (Vec::new(), Vec::new());
         let mut numbers = 0u32..;
@@ -171,10 +171,10 @@ impl Apply<'_> {
         }
         if moving.is_dir {
             self.fs.find_marks_later(&mut self.batch, self.now)?;
-            self.carried.left.insert(self.trees.ours.place(&contents_of(moving.from)));
+            self.relocated.left.insert(self.trees.ours.place(&contents_of(moving.from)));
         }
-        self.carried.left.insert(place);
-        if self.carried.replaced.contains(moving.from) {
+        self.relocated.left.insert(place);
+        if self.relocated.replaced.contains(moving.from) {
             return Ok(());
         }
         let value = self.trees.ours.value(moving.from)?.unwrap_or_default();
@@ -182,7 +182,7 @@ impl Apply<'_> {
         if let Some(inode) = self.inode(moving.from, &record)? {
             let parent = self.loaded(moving.dir)?;
             self.touched_inodes.insert(moving.dir.to_vec(), parent.clone());
-            self.carried.inodes.push((inode, parent, self.name(moving).into()));
+            self.relocated.inodes.push((inode, parent, self.name(moving).into()));
         }
         Ok(())
     }

@@ -169,6 +169,91 @@ fn a_flipped_bit_in_the_log_loses_nothing() {
     assert!(told > tried / 4, "{told} of {tried} were reported");
 }
 
+/// Bytes that are no records in the write-outs of the log that have records behind its start: parity, checksums, footers
+/// and padding.
+fn beside_records(store: &Killed) -> Vec<usize> {
+    let mut bytes = Vec::new();
+    // The position where the log starts, in either superblock; it has not gone round.
+    let start = u64::from_le_bytes(store.image[128..136].try_into().unwrap());
+    let start = (LOG + start) as usize;
+    for (begin, records, _) in footers(store).filter(|(begin, records, _)| begin + records > start) {
+        let unit = if records <= 64 << 10 { 512 } else { BLOCK as usize };
+        let units = records.div_ceil(unit);
+        let end = ((units + units.div_ceil(128)) * unit + 4 * units + 64).next_multiple_of(BLOCK as usize);
+        bytes.extend((records..end).map(|at| begin + at).filter(|&at| at < (LOG + store.log) as usize));
+    }
+    bytes
+}
+
+/// Every bit of a guard was covered by nothing: what repairs records, and what says that later ones must be there, could
+/// rot without a word.
+#[test]
+fn a_flipped_bit_beside_the_records_of_the_log_is_reported() {
+    let (mut damage, mut notes) = (0, 0);
+    for (seed, sizes, node) in
+        [(1, 1..60, 4096), (2, 1..900, 8192), (3, 100..1500, 4096), (7, 20_000..60_000, 256 << 10)]
+    {
+        let store = killed(seed, 100, sizes, node, 4 << 20);
+        let db = Db::open(device(&store.image), options().read_only(true)).unwrap();
+        let report = db.check().unwrap();
+        assert!(report.findings.is_empty() && report.notes.is_empty(), "{report:?}");
+        let beside = beside_records(&store);
+        let last = last_write_out(&store).0;
+        let mut random = noise(seed + 200);
+        for i in 0..120 {
+            let at = match i % 3 {
+                // Nothing says that the last write-out was durable, as a rule.
+                _ if i < 10 => beside[beside.len() - 1 - random() as usize % 500],
+                // Footers are few bytes.
+                0 => beside[random() as usize % beside.len()] / 4096 * 4096 + 4095 - random() as usize % 64,
+                _ => beside[random() as usize % beside.len()],
+            };
+            let is_guard = beside.binary_search(&at).is_ok();
+            let report = whole_although(&store, at, 1 << (random() % 8), true);
+            let all: Vec<_> = report
+                .findings
+                .iter()
+                .map(|finding| finding.what.clone())
+                .chain(report.notes.clone())
+                .collect();
+            assert!(all.iter().any(|what| what.starts_with("log: ")) || !is_guard, "byte {at}: {all:?}");
+            assert!(!report.findings.is_empty() || at >= last || !is_guard, "byte {at}: {all:?}");
+            damage += usize::from(!report.findings.is_empty());
+            notes += usize::from(!report.notes.is_empty());
+        }
+    }
+    println!("{damage} are damage, {notes} are noted");
+    assert!(damage > 300 && notes > 0, "{damage} are damage, {notes} are noted");
+}
+
+/// Opening for writing reads no parity, and makes the log anew if it finds a footer damaged.
+#[test]
+fn a_flipped_bit_in_a_footer_is_reported_by_opening() {
+    let store = killed(3, 100, 100..1500, 4096, 4 << 20);
+    let ends: Vec<_> = footers(&store).map(|(_, _, at)| at).collect();
+    assert!(ends.len() > 20, "{} footers", ends.len());
+    for (i, at) in ends.iter().enumerate() {
+        for byte in [0, 5, 9, 20, 30, 38, 41, 50, 63] {
+            let mut image = store.image.clone();
+            image[at + byte] ^= 4;
+            let device = device(&image);
+            let db = Db::open(device.clone(), options()).unwrap();
+            let told = db.warnings();
+            assert!(
+                told.len() == 1 && told[0].contains("the footer of"),
+                "footer {i}, byte {byte}: {told:?}"
+            );
+            let report = db.check().unwrap();
+            // Unless a mark says that the last ones were durable, a crash may have torn it.
+            assert_eq!(report.findings.len() + report.notes.len(), 1, "{report:?}");
+            assert!(report.notes.is_empty() || i + 1 == ends.len(), "{report:?}");
+            drop(db);
+            let again = Db::open(device, options()).unwrap().warnings();
+            assert!(again.is_empty(), "{again:?}");
+        }
+    }
+}
+
 /// What is synced last has nothing behind it that says that it was durable.
 #[test]
 fn a_flipped_bit_in_the_last_record_loses_nothing() {
@@ -310,22 +395,25 @@ fn damage_beyond_repair_is_refused_and_can_be_salvaged() {
     }
 }
 
-/// The last write-out of the log that has records, if there is one: its first byte and its length, by the footers.
-fn last_write_out(store: &Killed) -> (usize, usize) {
-    let mut last = (0, 0, 0);
-    for block in (LOG..LOG + store.log).step_by(BLOCK as usize) {
-        let block = &store.image[block as usize..][..BLOCK as usize];
+/// The write-outs of the log that have records: the first byte of each, how many bytes of records it has, and where its
+/// footer is.
+fn footers(store: &Killed) -> impl Iterator<Item = (usize, usize, usize)> {
+    (LOG..LOG + store.log).step_by(BLOCK as usize).filter_map(|block| {
         // A footer ends the block in which it stands.
-        let footer = &block[block.len() - 64..];
+        let at = (block + BLOCK) as usize - 64;
+        let footer = &store.image[at..at + 64];
         let u32_at = |at: usize| u32::from_le_bytes(footer[at..at + 4].try_into().unwrap());
-        let u64_at = |at: usize| u64::from_le_bytes(footer[at..at + 8].try_into().unwrap());
-        let (records, begin, newest) = (u32_at(4) as usize, u64_at(8), u64_at(32));
-        if u32_at(0) == 0x6775_6172 && records > 0 && newest > last.2 {
-            last = ((LOG + begin % store.log) as usize, records, newest);
-        }
-    }
-    assert!(last.1 > 0, "no footer");
-    (last.0, last.1)
+        let begin = u64::from_le_bytes(footer[8..16].try_into().unwrap());
+        let records = u32_at(4) as usize;
+        let is_one = u32_at(0) == 0x6775_6172 && records > 0;
+        is_one.then_some(((LOG + begin % store.log) as usize, records, at))
+    })
+}
+
+/// The last write-out of the log that has records, of one that has not gone round: its first byte and its length.
+fn last_write_out(store: &Killed) -> (usize, usize) {
+    let (begin, records, _) = footers(store).last().unwrap();
+    (begin, records)
 }
 
 /// The last that was synced is damaged with its parity. Where something else says that it was durable, be it a

@@ -590,6 +590,7 @@ impl Runner {
         }
         self.disturbed = false;
         self.has_written = false;
+        self.look_read_only(with)?;
         self.open(with)?;
         let Some(at) = self.recovered_to(exact)? else { return Ok(()) };
         self.coverage.add("batches lost by crashes", (self.history.len() - 1 - at) as u64);
@@ -611,6 +612,21 @@ impl Runner {
         self.asked = self.asked();
         self.coverage.add("blocks discarded", self.device.forgotten());
         self.device = self.device.reopen();
+    }
+
+    /// A check before recovery has changed anything also verifies what stands beside the records of the log: whatever a
+    /// crash has left of that, it is no damage.
+    fn look_read_only(&mut self, with: &OpenWith) -> Outcome {
+        if self.lying {
+            return Ok(());
+        }
+        let db = Db::open(self.device.clone(), self.config.options(with).read_only(true));
+        let report = db.and_then(|db| db.check()).map_err(|e| format!("check before recovery: {e}"))?;
+        self.coverage.add("notes before recovery", report.notes.len() as u64);
+        match report.findings.first() {
+            None => Ok(()),
+            Some(found) => Err(format!("check before recovery: {found}")),
+        }
     }
 
     fn open(&mut self, with: &OpenWith) -> Outcome {

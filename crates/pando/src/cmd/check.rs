@@ -30,7 +30,8 @@ use crate::{
     after_help = "Verified are: the checksum of every node, page, extent directory and page of the table; the order and
 the ranges of keys and messages; heights and reference counts; who owns which space; and in the file system records,
 link counts, inode numbers, blocks, accounts, snapshots and forks. The superblock and the log are verified as the image
-is opened. That data is what was once written is known by its checksum only.
+is opened, and then what would repair the log. What a crash may have left as well is a note, and no damage. That data is
+what was once written is known by its checksum only.
 
 The image must not be mounted. The exit code is 0 only if it is clean, 3 if damage was found, 2 if
 IMAGE is no image of a file system (or one of a format that this program does not know).

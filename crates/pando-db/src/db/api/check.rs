@@ -6,12 +6,19 @@ use crate::{
     dag::{self, check::MAX_PROBLEMS, read::view::View},
     db::{
         cursor::Snapshot,
-        engine::{Engine, report::Finding},
+        engine::{
+            Engine,
+            report::{Finding, Recovery},
+        },
         handle::Db,
     },
     error::Result,
     key::Span,
     node::NodeId,
+    store::{
+        log::{Found, Log, Region},
+        superblock::Superblock,
+    },
     waiting,
 };
 
@@ -23,7 +30,9 @@ impl Db {
     /// node, its ranges, references, heights and the order of its messages; the count of references to each node;
     /// and the allocated space. `docs/invariants.md` marks what the check finds with C. The store stays in use
     /// meanwhile. What is cached is read from the device all the same; the log and the superblock are verified when a
-    /// store is opened, not here. Cost: all nodes and pages are read.
+    /// store is opened, not here, except what would repair the log: that is verified here if the store is open
+    /// read-only. (One that is open for writing begins a new log soon.) Cost: all nodes and pages are read, and if it
+    /// is open read-only the log.
     pub fn check(&self) -> Result<CheckReport> {
         check(self.engine())
     }
@@ -34,7 +43,7 @@ impl Db {
 #[non_exhaustive]
 pub struct CheckReport {
     /// Damage that was found, of each kind at most 1000; empty if the store is clean. Includes damage to the log that
-    /// opening the store has found, even if it was repaired.
+    /// opening the store has found, even if it was repaired, and damage beside the records of the log.
     pub findings: Vec<Finding>,
     /// What opening the store has found and repaired, and what may be damage or the trace of a crash.
     pub notes: Vec<String>,
@@ -53,8 +62,35 @@ fn check(engine: &Arc<Engine>) -> Result<CheckReport> {
     findings.extend(report.problems.into_iter().map(|p| Finding { what: p.what, keys: p.keys }));
     findings.extend(false_skip_ranges(engine, &view));
     findings.extend(forgotten_nodes(engine));
-    let notes = engine.recovery.notes.clone();
+    let mut notes = engine.recovery.notes.clone();
+    if engine.options.read_only {
+        let guards = verify_guards(engine).unwrap_or_else(|e| {
+            let what = format!("log: {e}");
+            Recovery { findings: vec![Finding { what, keys: None }], notes: Vec::new() }
+        });
+        findings.extend(guards.findings);
+        notes.extend(guards.notes);
+    }
     Ok(CheckReport { findings, notes, nodes: report.nodes, pages: report.pages, bytes: report.bytes })
+}
+
+/// Reads the log of a store that is open read-only once more, and verifies what would repair its records. Footers were
+/// verified when the store was opened.
+fn verify_guards(engine: &Engine) -> Result<Recovery> {
+    let superblock = engine.checkpointing.lock().superblock.clone();
+    let (device, store) = (engine.device.clone(), superblock.store());
+    let Superblock { log_base, log_size, log_start, next_msn, log_durable, clean, .. } = superblock;
+    let region = Region { device, base: log_base, size: log_size, store };
+    let mut replay = Log::replay(region, log_start, next_msn, log_durable, clean, engine.options.salvage);
+    replay.verify_guards();
+    while replay.next()?.is_some() {}
+    let mut report = Recovery::default();
+    for found in replay.found() {
+        if let Found::Guard(wrong) = found {
+            report.find_beside_records(&wrong.to_string(), wrong.was_durable);
+        }
+    }
+    Ok(report)
 }
 
 /// Nodes without a reference that are not in the list of those to be reclaimed, of which at most [`MAX_PROBLEMS`] are

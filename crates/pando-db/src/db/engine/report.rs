@@ -38,4 +38,13 @@ impl Recovery {
     pub fn find(&mut self, what: String) {
         self.findings.push(Finding { what, keys: None });
     }
+
+    /// Says what of the log is not as written, but for its records: it is damage if it was durable once.
+    pub fn find_beside_records(&mut self, what: &str, was_durable: bool) {
+        if was_durable {
+            self.find(format!("log: {what}: damage; no record is missing"));
+        } else {
+            self.notes.push(format!("log: {what}: a crash has torn it, or damage; no record is missing"));
+        }
+    }
 }

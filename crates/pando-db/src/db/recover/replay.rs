@@ -125,6 +125,7 @@ pub(crate) fn read(
                     "log: records {from} to {to} are lost (from byte {at} on), and were passed over"
                 ));
             }
+            Found::Guard(wrong) => report.find_beside_records(&wrong.to_string(), wrong.was_durable),
         }
     }
     for record in &records {

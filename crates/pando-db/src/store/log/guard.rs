@@ -52,6 +52,19 @@ pub(crate) fn unit(records: usize) -> usize {
     if records <= SMALL_LIMIT_BYTES { SMALL_UNIT_BYTES } else { BLOCK as usize }
 }
 
+/// A part of what is written beside the records.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GuardPart {
+    /// What says which records there are.
+    Footer,
+    /// What damaged units are computed from.
+    Parity,
+    /// The checksums of the units.
+    Sums,
+    /// What is zero: behind records, and between the other parts.
+    Padding,
+}
+
 /// How a write-out is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -123,6 +136,15 @@ impl Footer {
         (self.begin..=self.records_end()).contains(&pos)
     }
 
+    /// How many of its first fields, the magic number included, are in these bytes, and how many it has; what was
+    /// durable apart.
+    pub(crate) fn likeness(&self, bytes: &[u8; FOOTER_BYTES]) -> (usize, usize) {
+        const FIELDS: [Range<usize>; 7] = [0..4, 4..8, 8..16, 16..24, 24..32, 32..40, 48..56];
+        let own = self.encode(0);
+        let same = FIELDS.iter().filter(|field| own.get((*field).clone()) == bytes.get((*field).clone()));
+        (same.count(), FIELDS.len())
+    }
+
     fn encode(&self, seed: u64) -> [u8; FOOTER_BYTES] {
         let mut bytes = [0; FOOTER_BYTES];
         bytes[..4].copy_from_slice(&FOOTER_MAGIC.to_le_bytes());
@@ -142,16 +164,22 @@ impl Footer {
         if bytes[..4] != FOOTER_MAGIC.to_le_bytes() {
             return None;
         }
-        let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
-        if word(FOOTER_BYTES - 8) != xxh3_64_with_seed(&bytes[..FOOTER_BYTES - 8], seed) {
+        let sum = xxh3_64_with_seed(&bytes[..FOOTER_BYTES - 8], seed);
+        if bytes[FOOTER_BYTES - 8..] != sum.to_le_bytes() {
             return None;
         }
+        // One that somebody made may say anything; positions are added up.
+        Some(Self::fields(bytes))
+            .filter(|footer| footer.begin < 1 << 62 && footer.begin.is_multiple_of(BLOCK))
+    }
+
+    /// What these bytes say as a footer, which they need not be.
+    pub(crate) fn fields(bytes: &[u8; FOOTER_BYTES]) -> Self {
+        let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         let records = bytes[4..].first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
         let (begin, session, first) = (word(8), word(16), word(24));
         let (last, durable, chain) = (word(32), word(40), word(48));
-        // One that somebody made may say anything; positions are added up.
-        let sane = begin < 1 << 62 && begin.is_multiple_of(BLOCK);
-        sane.then_some(Self { records, begin, session, first, last, durable, chain })
+        Self { records, begin, session, first, last, durable, chain }
     }
 }
 
@@ -179,12 +207,8 @@ pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> 
     if write_out.len() != layout.total || layout.parity == 0 {
         return Vec::new();
     }
-    let bad = |bytes: &[u8], i: usize| {
-        bytes[layout.sums_at() + i * SUM_BYTES..][..SUM_BYTES]
-            != sum(&bytes[i * layout.unit..][..layout.unit])
-    };
     let mut repaired = Vec::new();
-    let bad_units: Vec<usize> = (0..layout.units).filter(|i| bad(write_out, *i)).collect();
+    let bad_units: Vec<usize> = (0..layout.units).filter(|i| !has_its_sum(write_out, &layout, *i)).collect();
     for &i in &bad_units {
         let stripe = i % layout.parity;
         // Of two in a stripe neither can be computed.
@@ -206,6 +230,60 @@ pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> 
     repaired
 }
 
+/// The parts of a write-out that are not as [`close`] has made them, each with its first wrong byte. Its footer is
+/// right, and so are the bytes of records from `proven` on: something else proves them. Those before may have been
+/// overwritten.
+pub(crate) fn verify(
+    mut write_out: Vec<u8>,
+    footer: &Footer,
+    seed: u64,
+    proven: usize,
+) -> Vec<(GuardPart, usize)> {
+    let records = footer.records as usize;
+    let layout = Layout::of(records);
+    if write_out.len() != layout.total {
+        return Vec::new();
+    }
+    // What the records do not prove in their units is zeros.
+    let repaired = repair(&mut write_out, records);
+    let mut wrong: Vec<_> = repaired.iter().map(|unit| (GuardPart::Padding, unit.start)).collect();
+    wrong.retain(|(_, at)| *at >= proven);
+    let mut right: Vec<u8> = write_out.iter().take(records).copied().collect();
+    close(&mut right, footer, seed);
+    let is_proven = |unit: usize| unit * layout.unit >= proven;
+    let is_known = |unit: usize| is_proven(unit) || has_its_sum(&write_out, &layout, unit);
+    let parity =
+        (0..layout.parity).filter(|stripe| (*stripe..layout.units).step_by(layout.parity).all(is_known));
+    let parity = parity.map(|stripe| {
+        let at = layout.parity_at() + stripe * layout.unit;
+        (GuardPart::Parity, at..at + layout.unit)
+    });
+    let sums = (0..layout.units).filter(|unit| is_proven(*unit)).map(|unit| {
+        let at = layout.sums_at() + unit * SUM_BYTES;
+        (GuardPart::Sums, at..at + SUM_BYTES)
+    });
+    let behind = layout.parity_at() + layout.parity * layout.unit;
+    let zeros =
+        [records..layout.parity_at(), behind..layout.sums_at()].map(|zeros| (GuardPart::Padding, zeros));
+    for (part, at) in parity.chain(sums).chain(zeros) {
+        let differs = |i: &usize| right.get(*i) != write_out.get(*i);
+        wrong.extend(at.clone().find(differs).map(|at| (part, at)));
+    }
+    let mut first = Vec::<(GuardPart, usize)>::new();
+    for (part, at) in wrong {
+        if !first.iter().any(|(other, _)| *other == part) {
+            first.push((part, at));
+        }
+    }
+    first
+}
+
+/// Whether a unit has the checksum that stands in the guard.
+fn has_its_sum(write_out: &[u8], layout: &Layout, unit: usize) -> bool {
+    let at = layout.sums_at() + unit * SUM_BYTES;
+    write_out[at..at + SUM_BYTES] == sum(&write_out[unit * layout.unit..(unit + 1) * layout.unit])
+}
+
 fn xor(into: &mut [u8], from: &[u8]) {
     into.iter_mut().zip(from).for_each(|(a, b)| *a ^= b);
 }
@@ -217,6 +295,7 @@ fn sum(unit: &[u8]) -> [u8; SUM_BYTES] {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     fn write_out(records: usize) -> Vec<u8> {
@@ -269,6 +348,39 @@ mod tests {
             assert!(share < 1.08, "{records} bytes: {share}");
         }
         assert!((total(16 << 20) as f64) < (16 << 20) as f64 * 1.01);
+    }
+
+    #[test]
+    fn what_is_not_as_written_is_told_by_its_part() {
+        use GuardPart::{Padding, Parity, Sums};
+        for records in [1usize, 40, 512, 3000, 5000, 40_000, 70_001, 300_000] {
+            let whole = write_out(records);
+            let layout = Layout::of(records);
+            let footer = Footer::decode(&whole[layout.total - FOOTER_BYTES..], 77).unwrap();
+            let told = |bytes: &[u8], proven| verify(bytes.to_vec(), &footer, 77, proven);
+            assert_eq!(told(&whole, 0), []);
+            for at in (records..layout.total - FOOTER_BYTES).step_by((layout.total - records) / 400 + 1) {
+                let mut hurt = whole.clone();
+                hurt[at] ^= 8;
+                let found = told(&hurt, 0);
+                let behind = layout.parity_at() + layout.parity * layout.unit;
+                let (part, at) = match at {
+                    // Known by its unit.
+                    _ if at < layout.parity_at() => (Padding, at / layout.unit * layout.unit),
+                    _ if at < behind => (Parity, at),
+                    _ if at < layout.sums_at() => (Padding, at),
+                    _ => (Sums, at),
+                };
+                assert_eq!(found, [(part, at)], "{records} bytes of records, byte {at}");
+            }
+            // The ring has come round to what is not needed any more.
+            for unit in (0..layout.units).step_by(layout.units / 9 + 1) {
+                let mut overwritten = whole.clone();
+                let end = ((unit + 1) * layout.unit).min(records);
+                overwritten[..end].fill(0xc3);
+                assert_eq!(told(&overwritten, end), [], "{records} bytes of records, unit {unit}");
+            }
+        }
     }
 
     #[test]

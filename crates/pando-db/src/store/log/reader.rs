@@ -18,9 +18,14 @@ use crate::{
         BlobPlacer, EMPTY_SEARCH_BYTES, Log, LogPos, Region,
         guard::{self, FOOTER_BYTES, Footer},
         max_payload,
+        reader::guards::Guards,
         record::{Header, RECORD_HEADER_BYTES, record_len},
     },
 };
+
+mod guards;
+
+pub use guards::WrongGuard;
 
 /// How much is read at once, in bytes.
 const READ_BYTES: u64 = EMPTY_SEARCH_BYTES;
@@ -36,6 +41,8 @@ const MAX_GAP_SHARE: u64 = 4;
 pub struct Replayed {
     /// Its sequence number.
     pub msn: u64,
+    /// The session of the log that wrote it.
+    pub session: u64,
     /// What was appended.
     pub payload: Bytes,
     /// The position behind it.
@@ -62,6 +69,8 @@ pub enum Found {
         /// Their sequence numbers.
         records: RangeInclusive<u64>,
     },
+    /// A part of a guard.
+    Guard(WrongGuard),
 }
 
 /// A reader of the log, in order.
@@ -81,6 +90,7 @@ pub struct Replay {
     /// The first record that does not count although it is valid: see [`Replay::doubt`].
     in_doubt: u64,
     found: Vec<Found>,
+    guards: Guards,
     /// What was computed again, and where on the device it belongs.
     to_mend: Vec<(u64, Vec<u8>)>,
     /// Bytes that repairs that are tried may still read.
@@ -119,6 +129,7 @@ impl Log {
             salvage,
             in_doubt: u64::MAX,
             found: Vec::new(),
+            guards: Guards::default(),
             to_mend: Vec::new(),
             repairs_left: REPAIR_LAPS * size,
             repaired: None,
@@ -135,6 +146,7 @@ impl Replay {
     pub fn next(&mut self) -> Result<Option<Replayed>> {
         while !self.ended {
             if let Some(record) = self.record_at(self.at.pos)? {
+                self.guards.pass(self.at, &record);
                 self.at = record.end;
                 self.next_msn += 1;
                 return Ok(Some(record));
@@ -180,6 +192,7 @@ impl Replay {
     /// Finds where the log goes on behind a place without a valid record; sets `ended` if it goes on nowhere.
     fn go_on(&mut self) -> Result<()> {
         let here = self.at.pos;
+        self.guards.look_behind();
         // Where the next record should begin, and where the next write-out.
         let (mut broken, mut head) = (here, here.next_multiple_of(BLOCK));
         // The first write-out behind what is missing.
@@ -190,10 +203,13 @@ impl Replay {
         while block + BLOCK <= self.limit() && block <= enough {
             let at_block = LogPos { pos: block, ..self.at };
             if block >= here && self.record_at(block)?.is_some() {
+                self.leave_write_out(Some(block))?;
                 self.at = at_block;
                 return Ok(());
             }
-            if let Some(footer) = self.footer_in(block)? {
+            let footer = self.footer_in(block)?;
+            self.look_at_footer(block, footer)?;
+            if let Some(footer) = footer {
                 self.durable = self.durable.max(footer.durable);
                 if self.clean && footer.begin >= here {
                     // One without records that calls nothing durable but what was there before, and announces
@@ -219,6 +235,7 @@ impl Replay {
                 } else if footer.begin >= here && footer.records > 0 && goes_on {
                     broken = footer.begin;
                     if self.repair(&footer, broken)? {
+                        self.leave_write_out(Some(broken))?;
                         self.at.pos = broken;
                         return Ok(());
                     }
@@ -230,8 +247,12 @@ impl Replay {
         }
         self.head = head;
         match self.missing() {
-            Some(missing) if self.salvage => self.pass(broken, next, *missing.end()),
+            Some(missing) if self.salvage => {
+                self.guards.forget_write_out(next.map(|next| next.begin));
+                self.pass(broken, next, *missing.end())
+            }
             _ => {
+                self.leave_write_out(None)?;
                 self.end();
                 Ok(())
             }
@@ -240,6 +261,8 @@ impl Replay {
 
     fn end(&mut self) {
         self.ended = true;
+        let found = self.found_in_guards();
+        self.found.extend(found);
         self.window = Bytes::new();
         self.repaired = None;
     }
@@ -396,7 +419,7 @@ impl Replay {
         }
         let payload = self.shared(pos + RECORD_HEADER_BYTES as u64, len)?;
         let end = LogPos { pos: pos + record_len(len), chain };
-        Ok(Some(Replayed { msn: header.msn, payload, end }))
+        Ok(Some(Replayed { msn: header.msn, session: header.session, payload, end }))
     }
 
     /// The same as memory that can be kept. Short ones share what was read together: to keep one of them keeps all of

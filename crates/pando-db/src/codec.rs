@@ -70,16 +70,25 @@ impl Reader {
         Ok(self.input.split_to(len))
     }
 
+    /// A field of fixed length, without a count of the shared memory going up and down for it.
+    fn fixed<const LEN: usize>(&mut self) -> Result<[u8; LEN]> {
+        let Some(&field) = self.input.first_chunk() else {
+            return Err(self.bad(format!("a field of {LEN} bytes with {} left", self.input.len())));
+        };
+        self.input.advance(LEN);
+        Ok(field)
+    }
+
     pub fn u8(&mut self) -> Result<u8> {
-        Ok(self.take(1)?[0])
+        self.fixed().map(u8::from_le_bytes)
     }
 
     pub fn u32(&mut self) -> Result<u32> {
-        Ok(self.take(4)?.get_u32_le())
+        self.fixed().map(u32::from_le_bytes)
     }
 
     pub fn u64(&mut self) -> Result<u64> {
-        Ok(self.take(8)?.get_u64_le())
+        self.fixed().map(u64::from_le_bytes)
     }
 
     pub fn varint(&mut self) -> Result<u64> {

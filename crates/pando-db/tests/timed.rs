@@ -5,6 +5,7 @@ mod bursts;
 mod clones_beside_writers;
 mod group_commit;
 mod many_clones;
+mod opening_time;
 mod pile_of_upserts;
 mod tidy;
 

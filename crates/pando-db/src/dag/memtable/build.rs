@@ -36,7 +36,7 @@ impl MemtableBuild {
     /// are left behind them.
     pub fn go_on(&mut self, most: usize, bytes: usize) -> bool {
         let from = self.last.as_ref().map_or(Bound::Unbounded, |last| Bound::Excluded(&last[..]));
-        let mut points = self.table.points.range::<_, [u8]>((from, Bound::Unbounded));
+        let mut points = self.table.points.range((from, Bound::Unbounded));
         let (mut last, mut left) = (None, bytes);
         for (key, msg) in points.by_ref().take(most) {
             self.run.push(key.clone(), msg.clone());
@@ -70,7 +70,7 @@ mod tests {
         let mut table = Memtable::new(6, LogPos { pos: 0, chain: 0 });
         for i in 0..1000u32 {
             let key = Bytes::copy_from_slice(&(i * 7919 % 1000).to_be_bytes());
-            table.points.insert(
+            table.points.as_map().insert(
                 key,
                 if i % 5 == 0 { Msg::Delete } else { Msg::Put(vec![1; i as usize % 50].into()) },
             );

@@ -1,6 +1,6 @@
 //! The memtable in front of the root.
 //!
-//! A persistent map, so that a reader's or cursor's copy costs O(1). It keeps
+//! Persistent maps, so that a reader's or cursor's copy costs O(1). It keeps
 //! the rules of a layer: its updates are newer than its ranges, its points newer
 //! than both and complete. So taking in a range message removes the points it
 //! covers and cuts ranges and updates; taking in an update changes the points it
@@ -16,6 +16,7 @@ use crate::{
         layer::run::RunBuilder,
         memtable::{
             filter::{Filter, Heads, KeyMark},
+            points::Points,
             range::TableRange,
         },
     },
@@ -33,6 +34,7 @@ use crate::{
 
 pub(crate) mod build;
 pub(crate) mod filter;
+pub(crate) mod points;
 pub(crate) mod range;
 
 /// Points from which on a table has a filter.
@@ -59,7 +61,7 @@ const MAX_KEPT_FACTOR: usize = 4;
 /// Messages not yet in the DAG. Cloning is O(1).
 #[derive(Clone)]
 pub(crate) struct Memtable {
-    pub points: OrdMap<Bytes, Msg>,
+    pub points: Points,
     /// Of the points, and of what is no longer among them.
     heads: Heads,
     filter: Option<Filter>,
@@ -90,7 +92,7 @@ impl Memtable {
     /// An empty table for what follows batch `msn`, which ends at `log_end`.
     pub fn new(msn: u64, log_end: LogPos) -> Self {
         Self {
-            points: OrdMap::new(),
+            points: Points::new(),
             heads: Heads::NONE,
             filter: None,
             ranges: OrdMap::new(),
@@ -105,6 +107,34 @@ impl Memtable {
             first_msn: msn + 1,
             log_end,
         }
+    }
+
+    /// A table of messages that come after batch `before`, which ends in the log where is said, in order of time.
+    /// `last` is the newest batch of them, and where that ends.
+    pub fn of_points(
+        before: (u64, LogPos),
+        messages: Vec<(Bytes, Msg)>,
+        last: (u64, LogPos),
+        merge: &dyn Merge,
+    ) -> Self {
+        assert!(last.0 > before.0, "batches are numbered in order");
+        let mut table = Self::new(before.0, before.1);
+        let filter = (messages.len() >= FILTER_FROM_POINTS)
+            .then(|| Filter::with_room(messages.len().min(FILTER_MAX_POINTS)));
+        for (key, msg) in &messages {
+            let mark = KeyMark::of(key);
+            table.heads.add(mark);
+            filter.iter().for_each(|filter| filter.add(mark));
+            if msg.may_make_value() {
+                table.longest = table.longest.max(Longest::of(key.len()));
+            }
+            table.keep(key.len() + msg.len());
+        }
+        table.filter = filter;
+        table.points = Points::of(messages, merge);
+        table.bytes = table.points.iter().map(|(key, msg)| entry_bytes(key, msg)).sum();
+        (table.msn, table.log_end) = last;
+        table
     }
 
     /// True if no batch is in it. Batches without effect count.
@@ -162,13 +192,13 @@ impl Memtable {
         if msg.is_final() {
             self.bytes += entry_bytes(&key, &msg);
             let len = key.len();
-            if let Some(old) = self.points.insert(key, msg) {
+            if let Some(old) = self.points.as_map().insert(key, msg) {
                 self.bytes -= POINT_BYTES + len + old.len();
             }
             return;
         }
         // In place, so that operations which pile up are not copied.
-        if let Some(slot) = self.points.get_mut(&key) {
+        if let Some(slot) = self.points.as_map().get_mut(&key) {
             let old = std::mem::replace(slot, Msg::Delete);
             self.bytes -= old.len();
             *slot = msg.over(old, merge);
@@ -182,7 +212,7 @@ impl Memtable {
             None => msg,
         };
         self.bytes += entry_bytes(&key, &msg);
-        self.points.insert(key, msg);
+        self.points.as_map().insert(key, msg);
     }
 
     /// Takes in a range message: what it covers goes. Cost: in proportion to what it covers here.
@@ -190,7 +220,7 @@ impl Memtable {
         assert!(!range.span.is_empty(), "a message about no keys");
         let covered: Vec<Bytes> = self.points_in(&range.span).map(|(key, _)| key.clone()).collect();
         for key in covered {
-            if let Some(msg) = self.points.remove(&key) {
+            if let Some(msg) = self.points.as_map().remove(&key) {
                 self.bytes -= entry_bytes(&key, &msg);
             }
         }
@@ -259,7 +289,7 @@ impl Memtable {
     pub fn put_update(&mut self, update: UpdateMsg, merge: &dyn Merge, is_done: impl Fn(&[u8]) -> bool) {
         let open = self.points_in(&update.span).filter(|(key, msg)| **msg != Msg::Delete && !is_done(key));
         for key in open.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
-            if let Some(msg) = self.points.get_mut(&key) {
+            if let Some(msg) = self.points.as_map().get_mut(&key) {
                 let before = std::mem::replace(msg, Msg::Delete);
                 self.bytes -= before.len();
                 *msg = update.msg().over(before, merge);
@@ -391,7 +421,7 @@ impl Memtable {
 
     /// Points in `span`, ascending.
     pub fn points_in<'a>(&'a self, span: &'a Span) -> impl Iterator<Item = (&'a Bytes, &'a Msg)> {
-        self.points.range::<_, [u8]>(from(span)).take_while(|(key, _)| span.is_above(key))
+        self.points.range(from(span)).take_while(|(key, _)| span.is_above(key))
     }
 
     /// True if `span` has more than `n` points.
@@ -402,7 +432,7 @@ impl Memtable {
     /// The `n`th point from the end of `span`, counting from 0.
     pub fn point_from_end(&self, span: &Span, n: usize) -> Option<&Bytes> {
         let hi = span.hi.as_ref().map_or(Bound::Unbounded, |hi| Bound::Excluded(&hi[..]));
-        let points = self.points.range::<_, [u8]>((Bound::Included(&span.lo[..]), hi));
+        let points = self.points.range((Bound::Included(&span.lo[..]), hi));
         points.rev().nth(n).map(|(key, _)| key)
     }
 

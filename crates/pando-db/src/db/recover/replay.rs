@@ -18,7 +18,7 @@
 //! Everything is judged before the first batch is applied. A second recovery of
 //! the same log comes to the same state.
 
-use std::sync::Arc;
+use std::{sync::Arc, thread};
 
 use bytes::Bytes;
 
@@ -30,7 +30,7 @@ use crate::{
             report::{Finding, Recovery},
         },
         record::{self, Decoded, Missing},
-        recover::tables::Tables,
+        recover::tables::{Tables, is_plain},
     },
     error::{Error, Result},
     key::{Span, join},
@@ -184,18 +184,8 @@ impl Batches {
         engine.memtable_sizes.set_recovered(records.last().map_or(0, |record| record.msn));
         let bytes = records.iter().map(|record| record.payload.len()).sum();
         let mut records = records.into_iter().peekable();
-        let mut tables = Tables::new(engine, bytes);
         while records.peek().is_some() {
-            let mut other = None;
-            for record in records.by_ref() {
-                let decoded = decode(&record, &mut self.groups, &engine.pager)?;
-                if !decoded.missing.is_empty() || !Tables::takes(&decoded.batch) {
-                    other = Some((record, decoded));
-                    break;
-                }
-                tables.push(engine, decoded.batch, record.msn, record.end)?;
-            }
-            tables.finish(engine)?;
+            let other = self.apply_plain(engine, records.by_ref(), bytes)?;
             let Some((record, Decoded { batch, missing })) = other else { continue };
             if missing.is_empty() {
                 engine.replay(&batch, record.msn, record.end)?;
@@ -205,6 +195,28 @@ impl Batches {
             engine.flush_backlog()?;
         }
         Ok(())
+    }
+
+    /// Applies batches up to the first that is not plain, or misses a value; gives that one. The log has so many bytes.
+    fn apply_plain(
+        &mut self,
+        engine: &Engine,
+        records: impl Iterator<Item = Record>,
+        log_bytes: usize,
+    ) -> Result<Option<(Record, Decoded)>> {
+        thread::scope(|scope| {
+            let (mut tables, mut other) = (Tables::new(engine, scope, log_bytes), None);
+            for record in records {
+                let decoded = decode(&record, &mut self.groups, &engine.pager)?;
+                if !decoded.missing.is_empty() || !is_plain(&decoded.batch) {
+                    other = Some((record, decoded));
+                    break;
+                }
+                tables.push(decoded.batch, record.msn, record.end)?;
+            }
+            tables.finish()?;
+            Ok(other)
+        })
     }
 
     /// Applies a batch of which values are damaged: their keys get pages that do not verify.

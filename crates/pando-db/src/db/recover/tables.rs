@@ -1,4 +1,4 @@
-//! Tables for runs of plain batches of a log, built by several threads at once.
+//! Tables for runs of plain batches of a log, built by several threads while the next batches are decoded.
 //!
 //! A batch is plain if it asks for nothing below it: no clone, and no change of all values under a prefix. Most
 //! of a log is. Such a run is cut into pieces of bounded size, whatever the number of threads, so that one log
@@ -6,7 +6,11 @@
 //! is taken for a batch. What is too short for a table goes into the active one. May use: the engine and its
 //! write path. No I/O but what flushing a backlog takes.
 
-use std::{panic::resume_unwind, thread};
+use std::{
+    collections::VecDeque,
+    panic::resume_unwind,
+    thread::{self, Scope, ScopedJoinHandle},
+};
 
 use crate::{
     batch::{Batch, Op},
@@ -37,46 +41,59 @@ struct TableChunk {
     bytes: usize,
 }
 
-/// Plain batches that wait to be built into tables.
-pub(super) struct Tables {
+/// True if the batch may be in a run of plain ones.
+pub(super) fn is_plain(batch: &Batch) -> bool {
+    let plain = |op: &Op| matches!(op, Op::Put(..) | Op::Delete(..) | Op::Upsert(..) | Op::DeleteRange(..));
+    batch.ops().iter().all(plain)
+}
+
+/// Plain batches that are built into tables.
+pub(super) struct Tables<'scope, 'env> {
+    engine: &'env Engine,
+    scope: &'scope Scope<'scope, 'env>,
     /// Size of a piece in bytes.
     target: usize,
+    /// Threads beside this one that build tables at once; none if it builds them itself.
     threads: usize,
-    /// Pieces that are long enough.
-    whole: Vec<TableChunk>,
-    /// And the next.
+    /// Tables that are being built, in order.
+    at_work: VecDeque<ScopedJoinHandle<'scope, Memtable>>,
+    /// The last batch in them or in an older table, and where it ends in the log.
+    taken: (u64, LogPos),
+    /// The next piece.
     next: TableChunk,
 }
 
-impl Tables {
+impl<'scope, 'env> Tables<'scope, 'env> {
     /// For a log with so many bytes of records.
-    pub fn new(engine: &Engine, log_bytes: usize) -> Self {
+    pub fn new(engine: &'env Engine, scope: &'scope Scope<'scope, 'env>, log_bytes: usize) -> Self {
         let large = usize::try_from(engine.options.cache_bytes / LARGE_TABLE_SHARE).unwrap_or(usize::MAX);
         let target = engine.table_limit().max((2 * log_bytes / MANY_TABLES).min(large));
         let threads = match engine.options.background {
             true => thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
             false => 1,
         };
-        Self { target, threads, whole: Vec::new(), next: TableChunk::default() }
-    }
-
-    /// True if the batch may be in such a run.
-    pub fn takes(batch: &Batch) -> bool {
-        let is_plain =
-            |op: &Op| matches!(op, Op::Put(..) | Op::Delete(..) | Op::Upsert(..) | Op::DeleteRange(..));
-        batch.ops().iter().all(is_plain)
+        let taken = {
+            let superversion = engine.superversion.read();
+            (superversion.active.msn, superversion.active.log_end)
+        };
+        Self {
+            engine,
+            scope,
+            target,
+            threads: if threads > 1 { threads } else { 0 },
+            at_work: VecDeque::new(),
+            taken,
+            next: TableChunk::default(),
+        }
     }
 
     /// Takes in the batch behind the last one.
-    pub fn push(&mut self, engine: &Engine, batch: Batch, msn: u64, end: LogPos) -> Result<()> {
+    pub fn push(&mut self, batch: Batch, msn: u64, end: LogPos) -> Result<()> {
         let follows = self.next.last.is_none_or(|(last, at)| last < msn && at.pos < end.pos);
         assert!(follows, "batches of a log are taken in out of order");
         let bytes: usize = batch.ops().iter().map(|op| OP_BYTES + op_len(op)).sum();
         if self.next.last.is_some() && self.next.bytes + bytes > self.target {
-            self.whole.push(std::mem::take(&mut self.next));
-            if self.whole.len() >= self.threads {
-                self.build(engine)?;
-            }
+            self.build()?;
         }
         self.next.ops.extend(batch.into_parts().0);
         self.next.last = Some((msn, end));
@@ -85,51 +102,51 @@ impl Tables {
     }
 
     /// Ends the run: all of it is in tables then.
-    pub fn finish(&mut self, engine: &Engine) -> Result<()> {
-        let next = std::mem::take(&mut self.next);
-        if next.bytes > self.target / 2 {
-            self.whole.push(next);
-            return self.build(engine);
+    pub fn finish(mut self) -> Result<()> {
+        if self.next.bytes > self.target / 2 {
+            self.build()?;
         }
-        self.build(engine)?;
-        if let Some((msn, end)) = next.last {
+        while let Some(first) = self.at_work.pop_front() {
+            self.take_in(first)?;
+        }
+        let TableChunk { ops, last, .. } = self.next;
+        if let Some((msn, end)) = last {
             let mut batch = Batch::new();
-            next.ops.into_iter().for_each(|op| _ = batch.push(op));
-            engine.replay(&batch, msn, end)?;
+            ops.into_iter().for_each(|op| _ = batch.push(op));
+            self.engine.replay(&batch, msn, end)?;
         }
-        engine.flush_backlog()
+        self.engine.flush_backlog()
     }
 
-    fn build(&mut self, engine: &Engine) -> Result<()> {
-        let mut before = {
-            let superversion = engine.superversion.read();
-            (superversion.active.msn, superversion.active.log_end)
-        };
-        let mut jobs = Vec::new();
-        for piece in self.whole.drain(..) {
-            let Some(last) = piece.last else { continue };
-            jobs.push((std::mem::replace(&mut before, last), piece.ops, last));
+    /// Builds a table of the next piece.
+    fn build(&mut self) -> Result<()> {
+        let TableChunk { ops, last, .. } = std::mem::take(&mut self.next);
+        let Some(last) = last else { return Ok(()) };
+        let (engine, before) = (self.engine, std::mem::replace(&mut self.taken, last));
+        if self.threads == 0 {
+            return engine.take_in(engine.table_of(before, ops, last));
         }
-        let tables: Vec<Memtable> = match jobs.len() {
-            0 | 1 => jobs.into_iter().map(|(before, ops, last)| engine.table_of(before, ops, last)).collect(),
-            _ => thread::scope(|scope| {
-                let start = |(before, ops, last)| scope.spawn(move || engine.table_of(before, ops, last));
-                let at_work: Vec<_> = jobs.into_iter().map(start).collect();
-                at_work
-                    .into_iter()
-                    .map(|thread| thread.join().unwrap_or_else(|why| resume_unwind(why)))
-                    .collect()
-            }),
-        };
-        for table in tables {
-            engine.change(|superversion| superversion.push(table));
-            engine.flush_backlog()?;
+        if self.at_work.len() >= self.threads
+            && let Some(first) = self.at_work.pop_front()
+        {
+            self.take_in(first)?;
         }
+        self.at_work.push_back(self.scope.spawn(move || engine.table_of(before, ops, last)));
         Ok(())
+    }
+
+    fn take_in(&self, at_work: ScopedJoinHandle<'scope, Memtable>) -> Result<()> {
+        self.engine.take_in(at_work.join().unwrap_or_else(|why| resume_unwind(why)))
     }
 }
 
 impl Engine {
+    /// Takes in a table of batches that are newer than all before.
+    fn take_in(&self, table: Memtable) -> Result<()> {
+        self.change(|superversion| superversion.push(table));
+        self.flush_backlog()
+    }
+
     /// Flushes tables in memory while there are more than may wait for the threads in the background.
     pub(super) fn flush_backlog(&self) -> Result<()> {
         let most = if self.options.background { self.max_recovered() } else { 0 };

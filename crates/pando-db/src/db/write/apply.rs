@@ -28,6 +28,16 @@ pub(super) fn clone_of(op: &Op) -> Option<(&Bytes, &Bytes)> {
     }
 }
 
+/// What an operation on a single key says of it; `None` for others.
+pub(super) fn point_of(op: Op) -> Option<(Bytes, Msg)> {
+    match op {
+        Op::Put(key, value) => Some((key, Msg::Put(value))),
+        Op::Delete(key) => Some((key, Msg::Delete)),
+        Op::Upsert(key, change) => Some((key, Msg::upsert(change))),
+        _ => None,
+    }
+}
+
 pub(super) fn apply_plain(active: &mut Memtable, op: &Op, engine: &Engine) {
     let merge = &*engine.merge;
     match op {

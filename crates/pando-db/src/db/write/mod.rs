@@ -25,7 +25,7 @@ use crate::{
         engine::{Engine, superversion::Superversion},
         record::{self, Encoded, op_len},
         write::{
-            apply::{MAX_OWN_BYTES, apply_plain, clone_of},
+            apply::{MAX_OWN_BYTES, apply_plain, clone_of, point_of},
             lengths::{Lengths, Proof, too_long},
         },
     },
@@ -178,6 +178,10 @@ impl Engine {
     pub fn table_of(&self, before: (u64, LogPos), ops: Vec<Op>, last: (u64, LogPos)) -> Memtable {
         assert!(last.0 > before.0, "batches are numbered in order");
         self.counters.note_deletes(&ops);
+        if ops.iter().all(|op| matches!(op, Op::Put(..) | Op::Delete(..) | Op::Upsert(..))) {
+            let messages = ops.into_iter().filter_map(point_of).collect();
+            return Memtable::of_points(before, messages, last, &*self.merge);
+        }
         let mut table = Memtable::new(before.0, before.1);
         for op in &ops {
             apply_plain(&mut table, op, self);

@@ -1,4 +1,4 @@
-//! The points of an in-memory table: a persistent map, or a sorted list.
+//! The points of a memtable: a persistent map, or a sorted list.
 //!
 //! A table that is written to has a map. One that is made of many messages at once, as from a log, has a list: to sort
 //! them costs a fraction of what it costs to put them into a map one by one, and the list takes less memory. The first
@@ -31,9 +31,10 @@ pub(crate) enum PointsIter<'a> {
     Sorted(slice::Iter<'a, (Bytes, Msg)>),
 }
 
-/// Ranked of a message among others, and what its key begins with behind what all of them have in common.
+/// A message as the sort compares it first: by what its key begins with behind the prefix that all keys share.
 struct Ranked {
     head: u64,
+    /// Index of the message, and its order in time.
     at: u32,
 }
 
@@ -42,7 +43,8 @@ impl Points {
         Points::Map(OrdMap::new())
     }
 
-    /// What messages in order of time come to, each over those before about its key. At most `u32::MAX` of them.
+    /// The list that messages in order of time make: each is applied over those before it about the same key. There
+    /// are at most `u32::MAX` of them.
     pub fn of(mut messages: Vec<(Bytes, Msg)>, merge: &dyn Merge) -> Self {
         let shared = match messages.split_first() {
             Some(((first, _), rest)) => {
@@ -120,7 +122,7 @@ impl Points {
         self.iter().map(|(key, _)| key)
     }
 
-    /// To be changed.
+    /// The map, for a change: a list becomes one.
     pub fn as_map(&mut self) -> &mut OrdMap<Bytes, Msg> {
         if let Points::Sorted(sorted) = self {
             *self = Points::Map(sorted.iter().cloned().collect());

@@ -19,6 +19,7 @@ mod hidden;
 mod intend;
 mod landing;
 mod large;
+mod lines;
 mod linked;
 mod merge;
 mod perform;

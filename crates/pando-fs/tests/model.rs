@@ -109,6 +109,8 @@ struct Snap {
     source: Node,
     source_ino: Ino,
     tree: Node,
+    /// Where the directory was when it was made.
+    made_at: Path,
     /// Its root's number, once seen.
     ino: Option<Ino>,
 }
@@ -147,6 +149,24 @@ fn same_dirs(before: &Node, after: &Node, path: &mut Path, each: &mut impl FnMut
         same_dirs(old, new, path, each);
         path.pop();
     }
+}
+
+fn dirs_below(dir: &Node, each: &mut impl FnMut(&Node)) {
+    if let Body::Dir(children) = &dir.borrow().body {
+        for child in children.values().filter(|child| child.borrow().is_dir()) {
+            each(child);
+            dirs_below(child, each);
+        }
+    }
+}
+
+/// What has this path in a directory.
+fn below(dir: &Node, path: &[String]) -> Option<Node> {
+    let step = |at: Node, name: &String| match &at.borrow().body {
+        Body::Dir(children) => children.get(name).cloned(),
+        _ => None,
+    };
+    path.iter().try_fold(dir.clone(), step)
 }
 
 fn text(path: &[String]) -> String {
@@ -564,7 +584,34 @@ impl Model {
         if let Ok((source_ino, (info, _))) = result {
             let name = info.name.into_string().unwrap();
             let tree = deep(&node, &mut self.lineages, &mut BTreeMap::new());
-            self.snaps.push(Snap { number: info.number, name, source: node, source_ino, tree, ino: None });
+            let number = info.number;
+            self.snaps.push(Snap { number, name, source: node, source_ino, tree, made_at: path, ino: None });
+        }
+    }
+
+    /// After a rollback to snapshot `i` that has put `new` in the place of `old`, at `top`: directories that were
+    /// elsewhere then have their snapshots still if one of these, the last before or the first after, was made there.
+    fn find_moved(&mut self, i: usize, old: &Node, new: &Node, top: &[String]) {
+        let (number, made_at) = (self.snaps[i].number, self.snaps[i].made_at.clone());
+        let mut moved = Vec::new();
+        dirs_below(old, &mut |dir| {
+            let mut own: Vec<_> = self.snaps.iter().filter(|s| Rc::ptr_eq(&s.source, dir)).collect();
+            own.sort_unstable_by_key(|s| s.number);
+            let after = own.partition_point(|s| s.number < number);
+            let near = own[..after].last().into_iter().chain(own.get(after));
+            let then = near.filter_map(|s| s.made_at.strip_prefix(&made_at[..])).find_map(|inside| {
+                let then = (!inside.is_empty()).then(|| below(new, inside)).flatten()?;
+                let (a, b) = (then.borrow(), dir.borrow());
+                let same = a.is_dir() && a.file == b.file && (a.lineage.is_none() || b.lineage.is_some());
+                same.then(|| (then.clone(), [top, inside].concat()))
+            });
+            moved.extend(then.map(|(then, path)| (dir.clone(), then, path)));
+        });
+        for (dir, then, path) in moved {
+            let ino = self.w.attr(&text(&path)).ino;
+            for snap in self.snaps.iter_mut().filter(|s| Rc::ptr_eq(&s.source, &dir)) {
+                (snap.source, snap.source_ino) = (then.clone(), ino);
+            }
         }
     }
 
@@ -595,7 +642,8 @@ impl Model {
                     let name = info.name.into_string().unwrap();
                     let tree = deep(&old, &mut self.lineages, &mut BTreeMap::new());
                     let source = old.clone();
-                    self.snaps.push(Snap { number: info.number, name, source, source_ino, tree, ino: None });
+                    let (number, made_at) = (info.number, path.clone());
+                    self.snaps.push(Snap { number, name, source, source_ino, tree, made_at, ino: None });
                 }
                 untouch(&old);
                 for snap in self.snaps.iter_mut().filter(|s| Rc::ptr_eq(&s.source, &old)) {
@@ -608,6 +656,7 @@ impl Model {
                         (snap.source, snap.source_ino) = (new.clone(), w.attr(&text(path)).ino);
                     }
                 });
+                self.find_moved(i, &old, &new, &path);
             }
             // The other names and the keep flag.
             1 => {

@@ -542,7 +542,8 @@ pub const SEND: Floors = &[
 /// The same inside `fork`.
 pub const FORK: Floors = &[
     ("relocated", &[]),
-    ("text", &[]),
+    ("lines", &[]),
+    ("text", &["lines"]),
     ("told", &[]),
     ("bounds", &["told"]),
     ("step", &["told"]),

@@ -17,6 +17,7 @@ mod hidden;
 mod intend;
 mod landing;
 mod large;
+mod lines;
 mod linked;
 mod merge;
 mod perform;

@@ -4,11 +4,11 @@
 //! too long, stays a conflict. Changes nothing.
 
 use bytes::Bytes;
-use diffy::{IncompleteHunkStyle, MergeOptions};
 
 use crate::{
     diff::side::{Found, Side},
     error::Result,
+    fork::lines,
     limits::BLOCK_SIZE,
     path,
     types::FileKind,
@@ -16,8 +16,8 @@ use crate::{
 
 /// A file is text up to this long, bytes.
 const MAX_TEXT_BYTES: u64 = 1 << 20;
-/// A text has no more lines than this, a count: the work for a file grows with their square.
-const MAX_TEXT_LINES: usize = 10_000;
+/// A text has no more lines than this, a count: the work for a file may grow with their square.
+pub(super) const MAX_TEXT_LINES: usize = 10_000;
 /// The squares of the lines of all files of one merge, a count: some seconds at the worst.
 const MAX_WORK_SQUARES: usize = 16 * MAX_TEXT_LINES * MAX_TEXT_LINES;
 /// The limit while both trees are locked, a count: about a second at most.
@@ -67,11 +67,6 @@ fn text(side: &Side, found: &Found) -> Result<Option<(Vec<u8>, usize)>> {
     Ok((lines <= MAX_TEXT_LINES).then_some((out, lines)))
 }
 
-/// The lines of both sides, or an error with what conflicts between markers, each on a line of its own.
-fn merge(base: &[u8], ours: &[u8], theirs: &[u8]) -> Result<Vec<u8>, Vec<u8>> {
-    MergeOptions::new().set_incomplete_hunk_style(IncompleteHunkStyle::Git).merge_bytes(base, ours, theirs)
-}
-
 impl TextBudget {
     /// Merges the lines of a file. `None` if one of the versions is no text, or the budget does not suffice.
     pub(crate) fn merge_lines(
@@ -88,31 +83,11 @@ impl TextBudget {
         let lines = base.1.max(theirs.1).max(ours.1);
         let Some(squares) = self.squares.checked_sub(lines * lines) else { return Ok(None) };
         self.squares = squares;
-        let merged = merge(&base.0, &ours.0, &theirs.0);
+        let merged = lines::merge(&base.0, &ours.0, &theirs.0);
         let marked = merged.is_err();
         let bytes = Bytes::from(merged.unwrap_or_else(|marked| marked));
         let Some(left) = self.bytes.checked_sub(bytes.len()) else { return Ok(None) };
         self.bytes = left;
         Ok(Some(MergedText { bytes, marked }))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The longest text that is merged, without a line in common: the most work that lines can be.
-    #[test]
-    fn the_worst_text_takes_seconds_at_most() {
-        let side = |name: &str| -> Vec<u8> {
-            (0..MAX_TEXT_LINES).flat_map(|i| format!("{name}{i}\n").into_bytes()).collect()
-        };
-        // Processor time of this thread is measured, because other threads may keep the machine busy.
-        let now = || rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime).tv_sec;
-        let begun = now();
-        assert!(merge(&side("base"), &side("ours"), &side("theirs")).is_err());
-        let seconds = now() - begun;
-        println!("{MAX_TEXT_LINES} lines: {seconds} s");
-        assert!(seconds < 20, "{seconds} s");
     }
 }

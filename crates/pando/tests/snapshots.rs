@@ -295,7 +295,7 @@ fn rights_are_those_of_a_clone() {
     assert!(user(&format!("snapshot list -H {d}")).starts_with("1\ts\t"));
     b.sh("chown 12345 m/d");
     assert_eq!(user(&format!("snapshot create {d} own")), "own\n");
-    assert_eq!(user(&format!("snapshot delete {d} own")), "");
+    assert_eq!(user(&format!("snapshot delete {d} own")), "deleted 2 own\n");
     // A mount that may only be read is no way to change something.
     b.sh("mount --bind m ro; mount -o remount,bind,ro ro");
     let through = ro.join("d");

@@ -60,7 +60,7 @@ fn find(version: &Path) -> Result<(PathBuf, Moment)> {
         if path.as_os_str().is_empty() || name.is_empty() {
             continue;
         }
-        let number: Option<u32> = name.parse().ok();
+        let number = super::snapshot::number(&name);
         let named = |moment: &Moment| moment.name == name || Some(moment.number) == number;
         let found = moments(&path)?.into_iter().filter(named);
         // The nearest directory has the longest path.

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use pando_fs::{NewSnapshot, SnapshotInfo, SnapshotPolicy, Time};
-use pando_fuse::{asked::Asked, control::Usage, tool};
+use pando_fuse::{asked::Asked, client::ControlError, control::Usage, tool};
 use serde::Serialize;
 
 use crate::{cmd::ReportName, place, report::VERSION, size};
-pub use select::show_age;
+pub use select::{number, show_age};
 use select::{Age, about, select};
 
 /// How long prune waits for the space of a snapshot that it has deleted before it deletes another one.
@@ -368,7 +368,7 @@ fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
 fn delete_each(dir: &Path, which: &[(&SnapshotInfo, Option<u64>)], dry_run: bool, gone: bool) -> Result<()> {
     let mut said = String::new();
     let work = |(info, alone): &(&SnapshotInfo, Option<u64>)| -> Result<()> {
-        let (number, name) = (info.number, info.name.display());
+        let (number, name) = (info.number, crate::cmd::field(&info.name, false));
         let about = || match gone {
             true => format!("snapshot {number} {name} of {}, which is gone", info.source.display()),
             false => format!("snapshot {name} of {}", dir.display()),
@@ -381,17 +381,30 @@ fn delete_each(dir: &Path, which: &[(&SnapshotInfo, Option<u64>)], dry_run: bool
                 said += &format!("would delete {number} {name}: {alone} of its own\n");
             }
             (false, false) => {
-                match gone {
+                let done = match gone {
                     true => place::retried(|| Ok(tool::delete_gone_snapshot(dir, number)?)),
                     false => ask(dir, &Asked::Delete(number)),
+                };
+                match done {
+                    // Another prune or delete, or the policy, was faster.
+                    Err(e) if is_gone(&e) => {}
+                    done => {
+                        done.with_context(about)?;
+                        crate::cmd::print(&format!("deleted {number} {name}\n"))?;
+                    }
                 }
-                .with_context(about)?;
             }
         }
         Ok(())
     };
     if gone { crate::exit::each(which, work) } else { which.iter().try_for_each(work) }?;
     crate::cmd::print(&said)
+}
+
+/// Whether there is no such snapshot any more. That the directory is not there is something else.
+fn is_gone(error: &anyhow::Error) -> bool {
+    let cause = error.downcast_ref::<ControlError>();
+    matches!(cause, Some(ControlError::Refused { errno: libc::ENOENT, .. }))
 }
 
 fn usage(dir: &Path, info: &SnapshotInfo) -> Result<Usage> {

@@ -73,6 +73,55 @@ fn not_all_snapshots_are_deleted_by_a_range_without_ends() {
     assert_eq!(b.ok(&["snapshot", "orphans", "--delete", "m"]), "deleted 4 four\n");
 }
 
+/// Of each one's own bytes no sum can be made: what several share with each other is in none of them.
+#[test]
+fn a_dry_run_tells_what_all_of_them_together_would_give_back() {
+    let b = mounted!();
+    b.sh("mkdir m/d; head -c 12M /dev/urandom > m/d/f");
+    make(&b, "m/d", &["n1", "n2", "n3"]);
+    b.sh("rm m/d/f");
+    make(&b, "m/d", &["n4"]);
+    b.ok(&["sync", "m"]);
+    let mib = |args: &[&str]| {
+        let said = b.ok(args);
+        let (_, last) = said.trim_end().rsplit_once('\n').unwrap();
+        let (size, unit) = last.strip_prefix("together: ").expect(&said).split_once(' ').unwrap();
+        if unit == "MiB would come back" { size.parse::<f64>().unwrap() } else { 0.0 }
+    };
+    let all = [
+        &["snapshot", "delete", "-n", "m/d", "1.."][..],
+        &["snapshot", "prune", "-n", "m/d", "--keep-last", "1"],
+    ];
+    for args in all {
+        assert!((12.0..16.0).contains(&mib(args)), "{args:?}: {}", b.ok(args));
+    }
+    // One that stays holds what they share; one that is kept stays.
+    assert!(mib(&["snapshot", "delete", "-n", "m/d", "n1..n2", "n4"]) < 1.0);
+    b.ok(&["snapshot", "keep", "m/d", "n2"]);
+    assert!(mib(&["snapshot", "delete", "-n", "m/d", "1.."]) < 1.0);
+    b.ok(&["snapshot", "release", "m/d", "n2"]);
+    assert!(!b.ok(&["snapshot", "delete", "-n", "m/d", "n1"]).contains("together"));
+    b.sh("rm -r m/d");
+    b.ok(&["sync", "m"]);
+    if rustix::process::geteuid().is_root() {
+        let told = mib(&["snapshot", "orphans", "--delete", "-n", "m"]);
+        let used =
+            || b.sh("df -B1 --output=used m | tail -1").trim().parse::<f64>().unwrap() / f64::from(1 << 20);
+        let before = used();
+        b.ok(&["snapshot", "orphans", "--delete", "m"]);
+        // It is given back behind. Nodes that it shares with others make it an estimate.
+        let begun = std::time::Instant::now();
+        let differ = || (before - used() - told).abs();
+        while differ() > 2.5 && begun.elapsed().as_secs() < 30 {
+            b.ok(&["sync", "m"]);
+            std::thread::sleep(std::time::Duration::from_millis(200));
+        }
+        assert!((12.0..16.0).contains(&told) && differ() < 2.5, "{told} MiB told, {} freed", before - used());
+    }
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
 #[test]
 fn two_that_delete_the_same_snapshots_at_once_both_succeed() {
     let b = mounted!();
@@ -90,4 +139,44 @@ fn two_that_delete_the_same_snapshots_at_once_both_succeed() {
     }
     // That the directory is not there is another thing.
     b.fails(&["snapshot", "delete", "m/none", "s"], 1, "No such file");
+}
+
+#[test]
+fn lists_and_logs_leave_out_what_is_deleted_meanwhile() {
+    let b = mounted!();
+    b.sh("mkdir m/d; echo x > m/d/f");
+    make(&b, "m/d", &["stays"]);
+    for i in 0..150 {
+        b.ok(&["snapshot", "create", "m/d", &format!("s{i}")]);
+    }
+    let mut beside = begun(&b, "for i in $(seq 0 149); do pando snapshot delete m/d s$i > /dev/null; done");
+    while beside.try_wait().unwrap().is_none() {
+        let listed = b.ok(&["snapshot", "list", "-H", "--space", "m/d"]);
+        assert!(listed.starts_with("1\tstays\t"), "{listed}");
+        let log = b.ok(&["log", "-H", "m/d/f"]);
+        assert!(log.lines().count() == 1 && log.ends_with("/d/.snapshots/stays/f\n"), "{log}");
+    }
+    assert_eq!(names(&b, "m/d"), ["stays"]);
+}
+
+/// What others may look into is no reason to refuse the whole table.
+#[test]
+fn a_row_that_is_refused_leaves_the_others() {
+    let Some(b) = Bench::shared("test") else { return };
+    b.sh("mkdir m/d; head -c 100000 /dev/urandom > m/d/f; chown -R 41001 m/d");
+    make(&b, "m/d", &["open"]);
+    b.sh("mkdir -m 700 m/d/closed; chmod 755 m/d");
+    make(&b, "m/d", &["closed"]);
+    let ann =
+        |args: &str| b.sh(&format!("setpriv --reuid 41001 --regid 41001 --clear-groups ./pando {args}"));
+    if !crate::common::has("setpriv") {
+        return;
+    }
+    let listed = ann("snapshot list -H --space m/d");
+    let fields: Vec<Vec<&str>> = listed.lines().map(|line| line.split('\t').collect()).collect();
+    assert!(fields[0][3].parse::<u64>().unwrap() > 90_000, "{listed}");
+    assert_eq!((fields[1][1], &fields[1][3..5]), ("closed", &["-", "-"][..]), "{listed}");
+    assert!(ann("snapshot list --space m/d").starts_with("NUMBER  NAME    AGE  REFERS"));
+    let would = ann("snapshot delete -n m/d 1..");
+    assert!(would.contains("would delete 2 closed: - of its own\ntogether: not known"), "{would}");
 }

@@ -180,3 +180,22 @@ fn a_row_that_is_refused_leaves_the_others() {
     let would = ann("snapshot delete -n m/d 1..");
     assert!(would.contains("would delete 2 closed: - of its own\ntogether: not known"), "{would}");
 }
+
+#[test]
+fn a_link_to_a_directory_is_rolled_back_and_forked_as_the_directory() {
+    let b = mounted!();
+    b.sh("mkdir m/k; echo old > m/k/f; ln -s k m/l; ln -s none m/dangling; ln -s k/f m/file");
+    make(&b, "m/k", &["s"]);
+    b.sh("echo new > m/k/f");
+    b.ok(&["fork", "m/l", "m/fork"]);
+    b.ok(&["clone", "--track", "m/l", "m/track"]);
+    assert_eq!(b.sh("cat m/fork/f m/track/f"), "new\nnew\n");
+    let forks = b.ok(&["forks", "-H", "m/k"]);
+    assert_eq!(forks.lines().count(), 2, "{forks}");
+    b.ok(&["rollback", "--discard", "m/l", "s"]);
+    assert_eq!(b.sh("cat m/k/f; readlink m/l"), "old\nk\n");
+    b.ok(&["clone", "m/l", "m/again"]);
+    assert_eq!(b.sh("readlink m/again"), "k\n", "a clone of a link is a link");
+    b.fails(&["fork", "m/file", "m/x"], 1, "not a directory");
+    b.fails(&["rollback", "m/dangling", "s"], 1, "No such file");
+}

@@ -199,3 +199,21 @@ fn a_link_to_a_directory_is_rolled_back_and_forked_as_the_directory() {
     b.fails(&["fork", "m/file", "m/x"], 1, "not a directory");
     b.fails(&["rollback", "m/dangling", "s"], 1, "No such file");
 }
+
+/// The root of the mount was shown, with the quota of the directory that the snapshot is of.
+#[test]
+fn a_snapshot_has_no_quotas() {
+    let b = mounted!();
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    b.sh("mkdir -p m/k/in");
+    b.ok(&["quota", "set", "m/k", "10M"]);
+    b.ok(&["quota", "set", "m/k/in", "5M"]);
+    make(&b, "m/k", &["s"]);
+    make(&b, "m", &["all"]);
+    for of in ["m/k/.snapshots/s", "m/k/.snapshots/s/in", "m/k/.snapshots", "m/.snapshots/all"] {
+        assert_eq!(b.ok(&["quota", "list", "-H", of]), "", "{of}");
+    }
+    assert_eq!(b.ok(&["quota", "list", "-H", "m/k"]).lines().count(), 2);
+}

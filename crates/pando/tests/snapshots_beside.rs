@@ -217,3 +217,45 @@ fn a_snapshot_has_no_quotas() {
     }
     assert_eq!(b.ok(&["quota", "list", "-H", "m/k"]).lines().count(), 2);
 }
+
+#[test]
+fn what_cannot_be_done_says_what_to_do_instead() {
+    let b = mounted!();
+    b.sh("mkdir -p m/u/sub m/into; echo 1 > m/u/f; echo 1 > m/u/sub/g");
+    make(&b, "m/u", &["s"]);
+    let pando = env!("CARGO_BIN_EXE_pando");
+    let receive =
+        |path: &str| b.sh(&format!("{pando} send m/u@s 2>/dev/null | {pando} receive m {path} 2>&1 || true"));
+    assert!(receive("../x").starts_with("pando: ../x: PATH is a path inside of m"), "{}", receive("../x"));
+    for path in [".snapshots", "u/.snapshots", "u/.snapshots/z"] {
+        assert!(receive(path).contains(&format!("{path}: .snapshots is where snapshots are seen")), "{path}");
+    }
+    assert_eq!(b.sh("ls -A m"), "into\nu\n");
+    // One's own entry of that name.
+    b.sh("mkdir m/into/.snapshots");
+    b.fails(&["snapshot", "create", "m/into", "x"], 1, ".snapshots: is an entry of its own");
+    b.sh("rmdir m/into/.snapshots");
+    for path in ["m/u/.snapshots", "m/u/.snapshots/", "m/u/.snapshots/s"] {
+        b.fails(&["rm", "-r", path], 1, "pando snapshot delete");
+    }
+    b.fails(&["rm", "-r", "m/into/.snapshots"], 1, "No such file");
+    // Into a directory, as cp does.
+    b.ok(&["restore-file", "m/u/f@s", "--to", "m/into/"]);
+    b.fails(&["restore-file", "m/u/f@s", "--to", "m/into"], 1, "exists");
+    b.sh("echo 2 > m/into/f");
+    b.ok(&["restore-file", "--replace", "m/u/f@s", "--to", "m/into"]);
+    assert_eq!(b.sh("cat m/into/f"), "1\n");
+    b.ok(&["restore-file", "m/u/sub@s", "--to", "m/into"]);
+    assert_eq!(b.sh("cat m/into/sub/g"), "1\n");
+    b.ok(&["restore-file", "--replace", "m/u/sub@s", "--to", "m/into"]);
+    assert_eq!(b.sh("ls m/into"), "g\n");
+    if rustix::process::geteuid().is_root() {
+        b.sh("mkdir v");
+        b.fails(&["mount", "-o", "snapshot=nodir@A", "a.img", "v"], 1, "/nodir: no such directory");
+        b.fails(&["mount", "-o", "snapshot=u@A", "a.img", "v"], 1, "/u: has no snapshot A");
+        b.fails(&["mount", "-o", "snapshot=A", "a.img", "v"], 1, "/: has no snapshot A");
+    }
+    b.sh("mv m/u/f \"$(printf 'm/u/r\\nn')\"");
+    let shown = b.ok(&["diff", "-u", "m/u/.snapshots/s", "m/u"]);
+    assert_eq!(shown, "rename from f\nrename to \"r\\nn\"\n");
+}

@@ -21,6 +21,9 @@ pub enum Error {
     /// Something has this name already (EEXIST).
     #[error("{0}: exists already")]
     Exists(String),
+    /// A directory has an entry `.snapshots` of its own, so there is no place for snapshots (EEXIST).
+    #[error("{0}: is an entry of its own, where snapshots would be seen; rename it first")]
+    HidesSnapshots(String),
     /// A directory was needed (ENOTDIR).
     #[error("{0}: not a directory")]
     NotDirectory(String),
@@ -160,7 +163,7 @@ impl Error {
         use pando_db::Error as E;
         let errno = match self {
             Error::NotFound(_) => Errno::NOENT,
-            Error::Exists(_) => Errno::EXIST,
+            Error::Exists(_) | Error::HidesSnapshots(_) => Errno::EXIST,
             Error::NotDirectory(_) => Errno::NOTDIR,
             Error::IsDirectory(_) => Errno::ISDIR,
             Error::NotEmpty(_) => Errno::NOTEMPTY,

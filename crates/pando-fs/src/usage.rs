@@ -60,7 +60,13 @@ impl Fs {
     /// The usage of a snapshot by its number, also if its directory was removed; zero if there is no such snapshot.
     /// Only the volume of the snapshot is read.
     pub fn usage_of_snapshot(&self, number: u32) -> Result<Usage> {
-        Ok(self.db.usage_of(&[path::volume(number)])?)
+        self.usage_of_snapshots(&[number])
+    }
+
+    /// The usage of several together: what they share with each other alone is exclusive.
+    pub fn usage_of_snapshots(&self, numbers: &[u32]) -> Result<Usage> {
+        let prefixes: Vec<_> = numbers.iter().map(|number| path::volume(*number)).collect();
+        Ok(self.db.usage_of(&prefixes)?)
     }
 
     /// The usage of what lies at a path, relative to the root.

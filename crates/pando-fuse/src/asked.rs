@@ -40,6 +40,9 @@ pub enum Asked {
     Policy,
     /// Delete the one with this number, whose directory is gone. Asked of the root of the file system.
     DeleteGone(u32),
+    /// Tell what those in these ranges of numbers take together. The flag says that they are those of directories that
+    /// are gone; then it is asked of the root of the file system.
+    Together(Vec<(u32, u32)>, bool),
     /// Tell, as the value of the answer, how many files in the directory have data that did not fit: it is in none.
     Unstored,
     /// Give it this policy, or take the one that it has.
@@ -62,16 +65,22 @@ impl Asked {
             Asked::Adopt(number, _) => (9, *number, false, &empty),
             Asked::Unstored => (10, 0, false, &empty),
             Asked::DeleteGone(number) => (11, *number, false, &empty),
+            Asked::Together(_, gone) => (12, 0, *gone, &empty),
             Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
         };
         let name = match self {
             Asked::Rename(_, name) => name.as_bytes(),
             _ => new.name.as_ref().map_or(&b""[..], |name| name.as_bytes()),
         };
+        let ranges = match self {
+            Asked::Together(ranges, _) => ranges_text(ranges),
+            _ => String::new(),
+        };
+        let note = if ranges.is_empty() { &new.note } else { &ranges };
         let mut out = vec![op, u8::from(flag)];
         out.extend_from_slice(&number.to_le_bytes());
         out.extend_from_slice(&new.valid_for_secs.unwrap_or(0).to_le_bytes());
-        for part in [name, new.note.as_bytes()] {
+        for part in [name, note.as_bytes()] {
             // A part that is too long is cut, so that the reader refuses the request.
             let len = part.len().min(usize::from(u16::MAX));
             out.extend_from_slice(&(len as u16).to_le_bytes());
@@ -158,9 +167,28 @@ impl Asked {
             9 => Asked::Adopt(number, token),
             10 => Asked::Unstored,
             11 => Asked::DeleteGone(number),
+            12 => Asked::Together(read_ranges(&String::from_utf8(note).ok()?)?, flag),
             _ => return None,
         })
     }
+}
+
+/// Ranges of numbers as text, which takes the place of a note.
+fn ranges_text(ranges: &[(u32, u32)]) -> String {
+    ranges.iter().map(|(first, last)| format!("{first}-{last} ")).collect()
+}
+
+/// Whether so many ranges fit into a question.
+pub(crate) fn ranges_fit(ranges: &[(u32, u32)]) -> bool {
+    ranges_text(ranges).len() <= MAX_SNAPSHOT_NOTE
+}
+
+fn read_ranges(text: &str) -> Option<Vec<(u32, u32)>> {
+    let range = |text: &str| {
+        let (first, last) = text.split_once('-')?;
+        Some((first.parse().ok()?, last.parse().ok()?))
+    };
+    text.split_whitespace().map(range).collect()
 }
 
 /// A snapshot as a line of an answer.
@@ -331,6 +359,8 @@ mod tests {
             Asked::Policy,
             Asked::Unstored,
             Asked::DeleteGone(3),
+            Asked::Together(vec![(1, 7), (9, u32::MAX)], true),
+            Asked::Together(Vec::new(), false),
             Asked::SetPolicy(None),
             Asked::SetPolicy(Some(policy)),
         ] {

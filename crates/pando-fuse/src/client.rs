@@ -193,6 +193,12 @@ pub(crate) fn snapshots(
     Ok((named, answer.value))
 }
 
+/// What several snapshots of the source of the token take together.
+pub(crate) fn usage_together(file: impl AsFd, token: Token, asked: Asked) -> Result<Usage, ControlError> {
+    let answer = ask(file.as_fd(), &ControlRequest::Snapshot { token, asked })?;
+    control::decode_usage(&answer.message).ok_or(ControlError::NotPando)
+}
+
 /// The policy for snapshots of the source of the token, if it has one.
 pub(crate) fn policy(
     file: impl AsFd,

@@ -373,6 +373,44 @@ impl MountState {
         Ok(Response { message: control::encode_usage(&(&usage).into()), ..Response::default() })
     }
 
+    /// What several snapshots take together. As of one alone, the caller must be allowed to see all that is in them.
+    fn usage_together(
+        &self,
+        c: &Context,
+        shows: &ProvenRights,
+        ranges: &[(u32, u32)],
+        gone: bool,
+    ) -> Result<pando_fs::Usage, Refusal> {
+        let all = if gone {
+            if !self.is_root(c, shows) {
+                let why = "only root may see those of directories that are gone";
+                return Err(pando_fs::Error::NotPermitted { name: "snapshots".into(), why }.into());
+            }
+            self.has_it_whole(shows)?;
+            self.fs.snapshots_of_gone()?
+        } else {
+            self.fs.snapshots_of(shows.source, 0, usize::MAX)?
+        };
+        let meant = |number| ranges.iter().any(|(first, last)| (*first..=*last).contains(&number));
+        let meant: Vec<_> = all.iter().filter(|info| meant(info.number)).collect();
+        if !gone && !self.sees_all(c, shows) {
+            self.may_enter(shows)?;
+            let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+            let top = self.fs.lookup(shows.source, OsStr::new(".snapshots"))?.ino;
+            let may_see = |info: &&SnapshotInfo| {
+                let ino = self.fs.lookup(top, &info.name)?.ino;
+                let seen = self.fs.may_see_all(&caller, ino);
+                self.fs.forget(ino, 1);
+                seen
+            };
+            let seen = meant.iter().try_for_each(may_see);
+            self.fs.forget(top, 1);
+            seen?;
+        }
+        let numbers: Vec<u32> = meant.iter().map(|info| info.number).collect();
+        Ok(self.fs.usage_of_snapshots(&numbers)?)
+    }
+
     fn grow(&self, shows: &ProvenRights, size: u64) -> Done {
         if !shows.root && shows.uid != self.owner {
             return Err(pando_fs::Error::NotPermitted {
@@ -439,7 +477,10 @@ impl MountState {
             None => shows.about(0, OsStr::new("")),
         };
         // This shows that the mount may be written to, and the directory by the caller. (A rollback shows a removal.)
-        let reads = matches!(asked, Asked::List(_) | Asked::Rollback(..) | Asked::Policy | Asked::Unstored);
+        let reads = matches!(
+            asked,
+            Asked::List(_) | Asked::Rollback(..) | Asked::Policy | Asked::Unstored | Asked::Together(..)
+        );
         if !reads && !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("snapshots".into()).into());
         }
@@ -494,6 +535,10 @@ impl MountState {
                 self.drop_stale(&report);
             }
             Asked::Keep(number, keep) => self.drop_stale(&self.fs.keep_snapshot(by, source, number, keep)?),
+            Asked::Together(ranges, gone) => {
+                let usage = self.usage_together(c, shows, &ranges, gone)?;
+                answer.message = control::encode_usage(&(&usage).into());
+            }
             Asked::DeleteGone(number) => {
                 self.has_it_whole(shows)?;
                 let mounted = self.keep_mounted(c.pid);

@@ -485,6 +485,25 @@ pub fn delete_gone_snapshot(path: &Path, number: u32) -> Result<(), ControlError
     snapshot(&top_around(path)?, Asked::DeleteGone(number)).map(drop)
 }
 
+/// What the snapshots in these ranges of numbers take together, of the directory at `path`, or, if `gone`, of all that
+/// are gone from the file system that it is in. `None` if there are too many ranges for a question.
+pub fn usage_of_snapshots(
+    path: &Path,
+    ranges: Vec<(u32, u32)>,
+    gone: bool,
+) -> Result<Option<Usage>, ControlError> {
+    if !crate::asked::ranges_fit(&ranges) {
+        return Ok(None);
+    }
+    let (dir, token, _) = if gone { own_dir(&top_around(path)?) } else { own_dir(path) }?;
+    show_entering(&dir, &token);
+    if rustix::process::geteuid().is_root() {
+        // Where it cannot be shown, what ordinary users may see is counted.
+        let _ = show_root(&dir, &token);
+    }
+    client::usage_together(&dir, token, Asked::Together(ranges, gone)).map(Some)
+}
+
 /// The UUID of the file system that the directory at `path` is in, and whether a file in it has, or had, several names.
 pub fn identity(path: &Path) -> Result<([u8; 16], bool), ControlError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -48,6 +48,11 @@ impl Version {
         self.dir.join(".snapshots").join(&self.name)
     }
 
+    /// Its directory, from there.
+    fn shown_dir(&self) -> &Path {
+        if self.dir.as_os_str().is_empty() { Path::new(".") } else { &self.dir }
+    }
+
     /// The version in the file system that is mounted on `mounted`, as a mount that is attached to no directory yet.
     fn find(&self, mounted: &Path) -> Result<OwnedFd> {
         let top = File::open(mounted).with_context(|| format!("{}", mounted.display()))?;
@@ -55,6 +60,9 @@ impl Version {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let version = match openat2(&top, self.path(), flags, Mode::empty(), resolve) {
             Ok(version) => version,
+            Err(Errno::NOENT) if openat2(&top, self.shown_dir(), flags, Mode::empty(), resolve).is_err() => {
+                bail!("/{}: no such directory in the file system", self.dir.display())
+            }
             Err(Errno::NOENT) => bail!(
                 "/{}: has no snapshot {}; pando snapshot list shows what there is",
                 self.dir.display(),

@@ -37,6 +37,14 @@ pub fn removable_path(path: &Path) -> Result<EntryPath> {
     entry_path(path)
 }
 
+/// The directory that a link leads to, where commands mean that by the link; any other path as it is.
+pub fn followed(path: &Path) -> Result<PathBuf> {
+    match path.is_symlink() && path.is_dir() {
+        true => path.canonicalize().with_context(|| format!("{}", path.display())),
+        false => Ok(path.to_owned()),
+    }
+}
+
 /// Error if `dst` ends in a slash and what is to have that name is known to be no directory.
 pub fn may_have_slash(dst: &Path, is_dir: Option<bool>) -> Result<()> {
     use std::os::unix::ffi::OsStrExt;

@@ -25,6 +25,7 @@ mod recursive;
 mod rights;
 mod send;
 mod snapshots;
+mod snapshots_beside;
 mod synced;
 mod told;
 mod r#try;

@@ -159,7 +159,7 @@ fn lines_of_a_renamed_file_come_behind_what_it_was_called() {
 f'; echo two >> 'new
 f'; mv g h; mv l k");
     let all = b.ok(&["diff", "-u", "m/a", "m/b"]);
-    assert!(all.contains("rename from f\nrename to new\\012f\n--- m/a/f\t"), "{all}");
+    assert!(all.contains("rename from f\nrename to \"new\\nf\"\n--- m/a/f\t"), "{all}");
     for (old, new) in [("g", "h"), ("l", "k")] {
         assert!(all.contains(&format!("rename from {old}\nrename to {new}\n")), "{all}");
     }

@@ -122,7 +122,8 @@ impl Fs {
     pub fn quotas(&self, ino: Ino) -> Result<Vec<Quota>> {
         let dir = self.dir(ino)?;
         let mut found = Vec::new();
-        if !self.has_accounts() {
+        // What was copied into a snapshot limits nothing there.
+        if !self.has_accounts() || dir.frozen {
             return Ok(found);
         }
         let (entry, contents, stale, view) = {

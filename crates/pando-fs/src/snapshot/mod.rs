@@ -109,8 +109,7 @@ impl Fs {
         let (at, _names) = self.hold_names(&dir, true)?;
         self.need_features_of(new)?;
         if self.db.get(&path::meta(&path::entry(&at.contents, SNAPSHOTS)?))?.is_some() {
-            let text = format!("{}/{}", dir.label(), String::from_utf8_lossy(SNAPSHOTS));
-            return Err(Error::Exists(text));
+            return Err(Error::HidesSnapshots(String::from_utf8_lossy(SNAPSHOTS).into_owned()));
         }
         let family = self.family_or_new(&dir)?;
         let family_dir = self.family_dir(Some(&dir), &family)?;

@@ -18,6 +18,9 @@ may clone it, to where they may create files. A directory is replaced only if it
 removed as a whole: see pando rm --help. SRC and DST may also be IMAGE:/PATH, in an image that
 is not mounted. DST may lie inside SRC: the clone is of the moment before. Where many clones
 lie in SRC, exclude the directory that holds them.
+Everything that was written before the command is in it. Of what programs write meanwhile, pages are
+taken as the kernel hands them over, so a later write may be in it and an earlier one not, unless
+fsync, close or the mount option writeback=off puts them in order.
 
 Examples: pando clone /mnt/grove/project /mnt/grove/experiment
           pando clone --exclude .trees /mnt/grove/repo /mnt/grove/repo/.trees/a
@@ -43,6 +46,11 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     match offline::pair(&args.src, &args.dst)? {
+        // The link itself is no fork; a clone of it is a link.
+        None if args.track => {
+            let src = place::followed(&args.src)?;
+            clone_as(&src, &args.dst, (args.replace, true), &args.exclude).map(|_| ())
+        }
         None => clone_as(&args.src, &args.dst, (args.replace, args.track), &args.exclude).map(|_| ()),
         Some(_) if args.track => bail!("--track wants a mounted file system"),
         Some((src, dst)) => {

@@ -3,6 +3,7 @@
 use std::{
     ffi::OsStr,
     io::{self, BufWriter, Write},
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -36,8 +37,8 @@ Paths are from A and from B; the two themselves are '.'. Lines are in no particu
 control characters and backslashes of names are written as \\ooo. Directories that you may not
 list, if something differs in them, and files that you may not read, if they were changed, are
 named on stderr; then the exit code is 3. So it is if with -u files could not be read, as diff says.
-With -u, of what was renamed there are two lines, as git writes them, before the lines that differ
-in it, if any: 'rename from OLD' and 'rename to NEW'.
+With -u, of what was renamed there are two lines, as git writes and quotes them, before the lines that
+differ in it, if any: 'rename from OLD' and 'rename to NEW'.
 
 Examples: pando diff /mnt/grove/project/.snapshots/before /mnt/grove/project
           pando diff --stat /mnt/grove/project /mnt/grove/experiment
@@ -320,7 +321,7 @@ impl DiffPrinter<'_> {
     fn unified(&mut self, change: &FileChange) -> Result<()> {
         if let (Some(from), ChangeKind::Renamed) = (&change.from, change.kind) {
             for (word, path) in [("from", from), ("to", &change.path)] {
-                let line = [b"rename ", word.as_bytes(), b" ", field(path).as_bytes(), b"\n"].concat();
+                let line = [b"rename ", word.as_bytes(), b" ", &quoted(path)[..], b"\n"].concat();
                 self.out.write_all(&line)?;
             }
         }
@@ -376,6 +377,40 @@ impl DiffPrinter<'_> {
     }
 }
 
+/// A path in a patch, as git reads it: between quotes, with escapes as in C, if it has a byte that is no character of
+/// text, a quote or a backslash. Letters that are not ASCII stay, as with git's core.quotePath=off.
+fn quoted(path: &OsStr) -> Vec<u8> {
+    let mut out = vec![b'"'];
+    for chunk in path.as_bytes().utf8_chunks() {
+        for c in chunk.valid().chars() {
+            let escape = match c {
+                '"' | '\\' => c,
+                '\x07' => 'a',
+                '\x08' => 'b',
+                '\t' => 't',
+                '\n' => 'n',
+                '\x0b' => 'v',
+                '\x0c' => 'f',
+                '\r' => 'r',
+                _ => '\0',
+            };
+            let mut utf8 = [0; 4];
+            let utf8 = c.encode_utf8(&mut utf8).as_bytes();
+            match c.is_control() {
+                _ if escape != '\0' => out.extend(format!("\\{escape}").bytes()),
+                true => out.extend(utf8.iter().flat_map(|byte| format!("\\{byte:03o}").into_bytes())),
+                false => out.extend(utf8),
+            }
+        }
+        out.extend(chunk.invalid().iter().flat_map(|byte| format!("\\{byte:03o}").into_bytes()));
+    }
+    out.push(b'"');
+    match out.contains(&b'\\') {
+        true => out,
+        false => path.as_bytes().to_vec(),
+    }
+}
+
 /// A reader that has gone away is no failure.
 fn gone(e: io::Error) -> io::Result<()> {
     match e.kind() {
@@ -387,6 +422,15 @@ fn gone(e: io::Error) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn paths_of_renames_are_quoted_as_git_does() {
+        let shown = |path: &[u8]| String::from_utf8(quoted(OsStr::from_bytes(path))).unwrap_or_default();
+        assert_eq!(shown(b"a b/c"), "a b/c");
+        assert_eq!(shown("\u{e9}".as_bytes()), "\u{e9}");
+        assert_eq!(shown(b"r\nn\x01"), r#""r\nn\001""#);
+        assert_eq!(shown(b"a\"b\\c\xff"), r#""a\"b\\c\377""#);
+    }
 
     #[test]
     fn the_top_is_a_dot() {

@@ -23,7 +23,10 @@ const MAX_COUNTED_CHANGES: usize = 10_000;
     after_help = "A fork serves those who give every task its own copy of a working tree. It is a clone, and costs what
 a clone costs. What it was at first is kept beside it, read-only and in no directory, and goes when
 the fork goes. A fork may be removed in any way. A clone of a fork is no fork. pando clone --track
-does the same.
+does the same. If SRC is a symbolic link to a directory, the directory is meant.
+Everything that was written before the command is in it. Of what programs write meanwhile, pages are
+taken as the kernel hands them over, so a later write may be in it and an earlier one not, unless
+fsync, close or the mount option writeback=off puts them in order.
 
 Examples: pando fork /mnt/grove/project /mnt/grove/task
           pando fork --exclude .trees /mnt/grove/repo /mnt/grove/repo/.trees/a
@@ -84,7 +87,8 @@ pub struct ForkListArgs {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    clone::clone_as(&args.src, &args.dst, (args.replace, true), &args.exclude).map(|_| ())
+    let src = place::followed(&args.src)?;
+    clone::clone_as(&src, &args.dst, (args.replace, true), &args.exclude).map(|_| ())
 }
 
 pub fn discard(args: &DiscardArgs) -> Result<()> {

@@ -57,6 +57,8 @@ pub struct Moment {
     pub name: String,
     /// The directory that the snapshot is of.
     pub dir: PathBuf,
+    /// The snapshot itself, where it is seen.
+    pub top: PathBuf,
     /// Where the path is found as it was.
     pub path: PathBuf,
 }
@@ -91,13 +93,40 @@ struct LogLine {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let mut moments = moments(&args.path)?;
     let now = absolute(&args.path)?;
-    let live = Moment { taken: None, number: 0, name: String::new(), dir: PathBuf::new(), path: now.clone() };
-    moments.push(live);
+    let mut missed = Vec::new();
+    let lines = loop {
+        let moments = moments(&args.path)?;
+        let lines = changes(&moments, &now);
+        // Where a snapshot was deleted meanwhile, that looks like a removal, or fails.
+        let is_gone = |moment: &Moment| matches!(there(&moment.top), Ok(None));
+        let gone: Vec<PathBuf> = moments.iter().filter(|m| is_gone(m)).map(|m| m.top.clone()).collect();
+        // Those that are still listed are not deleted: something is mounted over them.
+        if gone.is_empty() || gone == missed {
+            break lines?;
+        }
+        missed = gone;
+    };
+    if lines.is_empty() {
+        bail!("{}: is not there, nor in a snapshot of a directory above it", args.path.display());
+    }
+    match args.json {
+        true => {
+            let (path, path_hex) = (now.to_string_lossy().into_owned(), super::hex_unless_text(&now));
+            super::print_json(&LogReport { version: VERSION, path, path_hex, changes: lines })
+        }
+        false => super::print(&text(&lines, args.script)),
+    }
+}
+
+/// What is not the same from one of these moments to the next, and from the last to what is at `now`.
+fn changes(moments: &[Moment], now: &Path) -> Result<Vec<LogLine>> {
+    let path = now.to_owned();
+    let live =
+        Moment { taken: None, number: 0, name: "".into(), dir: PathBuf::new(), top: PathBuf::new(), path };
     let mut lines = Vec::new();
     let mut before: Option<(PathBuf, Metadata)> = None;
-    for moment in &moments {
+    for moment in moments.iter().chain([&live]) {
         let found = there(&moment.path)?;
         let change = match (&before, &found) {
             (None, None) => None,
@@ -119,16 +148,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         before = found.map(|found| (moment.path.clone(), found));
     }
-    if lines.is_empty() {
-        bail!("{}: is not there, nor in a snapshot of a directory above it", args.path.display());
-    }
-    match args.json {
-        true => {
-            let (path, path_hex) = (now.to_string_lossy().into_owned(), super::hex_unless_text(&now));
-            super::print_json(&LogReport { version: VERSION, path, path_hex, changes: lines })
-        }
-        false => super::print(&text(&lines, args.script)),
-    }
+    Ok(lines)
 }
 
 /// The path from the root, of something that need not be there, and whose directories need not be there either.
@@ -174,7 +194,8 @@ pub fn moments(path: &Path) -> Result<Vec<Moment>> {
         }
         let rest = path.strip_prefix(dir).unwrap_or(Path::new(""));
         for info in snapshots_if_allowed(dir)? {
-            let mut at = dir.join(".snapshots").join(&info.name);
+            let top = dir.join(".snapshots").join(&info.name);
+            let mut at = top.clone();
             if !rest.as_os_str().is_empty() {
                 at.push(rest);
             }
@@ -183,6 +204,7 @@ pub fn moments(path: &Path) -> Result<Vec<Moment>> {
                 number: info.number,
                 name: info.name.to_string_lossy().into_owned(),
                 dir: dir.to_owned(),
+                top,
                 path: at,
             });
         }
@@ -259,6 +281,7 @@ mod tests {
             number,
             name: String::new(),
             dir: PathBuf::new(),
+            top: PathBuf::new(),
             path: PathBuf::new(),
         };
         let mut found = [moment(5, 3), moment(4, 9), moment(5, 2), moment(5, 1)];

@@ -25,7 +25,7 @@ that is done, with paths from SRC and FORK:
   +  added: taken from the fork, with all that is in it
   -  removed
   M  changed to what it is in the fork: content, mode, owner and extended
-     attributes, each on its own
+     attributes, each on its own; all extended attributes of a file are one
   R  renamed, with all that is in it: its path before, and now
   X  removed, and replaced by something of another kind
   L  changed to the lines of both sides (with --text)

@@ -73,7 +73,9 @@ use crate::{
   snapdir=hidden|visible
                      whether .snapshots is listed in directories that have
                      snapshots (hidden, so that find and du do not descend into
-                     it); it can be opened by its name anyway
+                     it); it can be opened by its name anyway. Where it is
+                     visible, rm -rf of such a directory fails in .snapshots,
+                     and cp -a copies all snapshots as well
   suid, dev, noexec  as for every file system (nosuid and nodev are on)
   io_uring=auto|on|off
                      take requests over io_uring, where the kernel offers it

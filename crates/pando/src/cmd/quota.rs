@@ -51,7 +51,7 @@ pub struct SetArgs {
 #[derive(clap::Args)]
 #[command(
     after_help = "USED is what is there now. A '~' before it says that it is being counted again, after a merge or a
-rollback. Finding all quotas takes a look at each file.
+rollback. Finding all quotas takes a look at each file. Snapshots have no quotas.
 
 Examples: pando quota list /mnt/grove
           pando quota list -H /mnt/grove | cut -f1,2

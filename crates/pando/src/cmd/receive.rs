@@ -90,7 +90,10 @@ pub fn run(args: &Args) -> Result<()> {
         match part {
             Component::Normal(name) => path.push(name),
             Component::CurDir => {}
-            _ => bail!("{}: PATH is a path inside of {}", path.display(), args.to.display()),
+            _ => {
+                let named = args.path.as_deref().unwrap_or(Path::new("")).display();
+                bail!("{named}: PATH is a path inside of {}", args.to.display());
+            }
         }
     }
     let path = (!path.as_os_str().is_empty()).then_some(path);
@@ -137,6 +140,9 @@ fn receive(args: &Args, path: Option<PathBuf>, to_image: Option<&ImagePath>) -> 
             }
         }
     };
+    if path.iter().any(|name| name == ".snapshots") {
+        bail!("{}: .snapshots is where snapshots are seen, and can be made by no receive", path.display());
+    }
     let above = path.parent().unwrap_or(Path::new(""));
     let name = path.file_name().unwrap_or_default();
     if name == NOTE || name == NEW_NOTE {

@@ -16,7 +16,8 @@ use crate::cmd::log::{Moment, absolute, moments, there};
     after_help = "SNAPSHOT is the name or the number of a snapshot of any directory above PATH; the nearest one
 counts. The file is a clone of the old one, so it costs no space, whatever its size. What is at
 PATH now is not touched unless --replace is given: then it is replaced, atomically; --to DST
-puts the old version elsewhere in the same file system.
+puts the old version elsewhere in the same file system, into DST if that is a directory (with
+--replace an old directory replaces it).
 
 Examples: pando restore-file project/notes.txt@monday --to project/notes.monday.txt
           pando restore-file --replace /mnt/grove/project/src/main.rs@before-upgrade
@@ -36,10 +37,14 @@ pub struct Args {
 
 pub fn run(args: &Args) -> Result<()> {
     let (path, moment) = find(&args.version)?;
-    if there(&moment.path)?.is_none() {
+    let Some(was) = there(&moment.path)? else {
         bail!("{}: is not in snapshot {} of {}", path.display(), moment.name, moment.dir.display());
-    }
+    };
     let to = match &args.to {
+        // A directory is replaced by another one only, and only if that is asked for.
+        Some(to) if to.is_dir() && !(args.replace && was.is_dir()) => {
+            to.join(absolute(&path)?.file_name().unwrap_or_default())
+        }
         Some(to) => to.clone(),
         None => absolute(&path)?,
     };
@@ -60,7 +65,7 @@ fn find(version: &Path) -> Result<(PathBuf, Moment)> {
         if path.as_os_str().is_empty() || name.is_empty() {
             continue;
         }
-        let number: Option<u32> = name.parse().ok();
+        let number = super::snapshot::number(&name);
         let named = |moment: &Moment| moment.name == name || Some(moment.number) == number;
         let found = moments(&path)?.into_iter().filter(named);
         // The nearest directory has the longest path.

@@ -52,8 +52,17 @@ fn remove(path: &Path, recursive: bool) -> Result<()> {
         Err(ControlError::NotPando) if is_mount(path) => {
             bail!("{}: is the root of a mounted file system; remove what is in it, or unmount it", fail())
         }
+        Err(e) if matches!(e.errno(), Some(libc::ENOENT | libc::EROFS)) && is_of_snapshots(path) => {
+            bail!("{}: snapshots are deleted by pando snapshot delete", fail())
+        }
         done => done.map(|_| ()).with_context(fail),
     }
+}
+
+/// Whether a path names a snapshot that is there, or the place where all of a directory are seen.
+fn is_of_snapshots(path: &Path) -> bool {
+    let mut names = path.components().rev().map(|part| part.as_os_str());
+    names.by_ref().take(2).any(|name| name == ".snapshots") && path.symlink_metadata().is_ok()
 }
 
 /// Whether one of our file systems is mounted on just this directory.

@@ -11,7 +11,8 @@ use crate::place;
 #[derive(clap::Args)]
 #[command(
     after_help = "What DIR is now becomes a snapshot first, whose name is printed, unless --discard is given. Programs
-that work in DIR keep the files that they have open, and see the change only after cd to DIR.
+that work in DIR keep the files that they have open, and see the change only after cd to DIR. A
+symbolic link to a directory means the directory.
 Directories below DIR that had their place already when the snapshot was made keep their snapshots,
 policies and origins as forks. Those of others go; their snapshots are listed by pando snapshot
 orphans. The root of the file system cannot be rolled back: clone the directories of its snapshot.
@@ -34,8 +35,9 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("{}: the root of a file system cannot be replaced; see pando rollback --help", fail());
     }
     let before = place::retried(|| {
-        let info = super::snapshot::find(&args.dir, &args.snapshot)?;
-        Ok(tool::rollback(&place::entry_path(&args.dir)?, info.number, args.discard)?)
+        let dir = place::followed(&args.dir)?;
+        let info = super::snapshot::find(&dir, &args.snapshot)?;
+        Ok(tool::rollback(&place::entry_path(&dir)?, info.number, args.discard)?)
     })
     .with_context(fail)?;
     let text: String = before.iter().map(|info| format!("{}\n", info.name.display())).collect();

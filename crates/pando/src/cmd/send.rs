@@ -109,7 +109,7 @@ impl Named {
     }
 
     fn find(&self, all: &[SnapshotInfo]) -> Result<SnapshotInfo> {
-        let number: Option<u32> = self.name.to_str().and_then(|name| name.parse().ok());
+        let number: Option<u32> = self.name.to_str().and_then(super::snapshot::number);
         let found = all.iter().find(|info| info.name == self.name || Some(info.number) == number);
         found.cloned().with_context(|| format!("{}: no snapshot {}", self.dir.display(), self.name.display()))
     }

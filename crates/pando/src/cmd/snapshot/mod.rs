@@ -1,5 +1,6 @@
 //! `pando snapshot`: make, list and delete snapshots of a directory of a mounted file system.
 
+mod delete;
 mod policies;
 mod policy;
 mod select;
@@ -12,11 +13,9 @@ use pando_fuse::{asked::Asked, control::Usage, tool};
 use serde::Serialize;
 
 use crate::{cmd::ReportName, place, report::VERSION, size};
-pub use select::show_age;
+use delete::{Spent, delete, delete_each, make_room, say_together, spent};
 use select::{Age, about, select};
-
-/// How long prune waits for the space of a snapshot that it has deleted before it deletes another one.
-const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+pub use select::{number, show_age};
 
 /// Make, list and delete read-only snapshots of any directory
 #[derive(clap::Args)]
@@ -45,6 +44,9 @@ enum SnapshotCommand {
         after_help = "AGE is a number with s, m, h, d, w or y behind it: seconds to years. If DIR is a symbolic link to
 a directory, the snapshot is of that directory, as with all commands here. A crash of the machine may
 take a snapshot of the last seconds, as any change; pando sync makes it durable.
+Everything that was written before the command is in it. Of what programs write meanwhile, pages are
+taken as the kernel hands them over, so a later write may be in it and an earlier one not, unless
+fsync, close or the mount option writeback=off puts them in order.
 
 Examples: pando snapshot create /mnt/grove/project before-upgrade
           pando snapshot create /mnt/grove/project --valid-for 2w --note 'before the upgrade'"
@@ -87,7 +89,9 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
     /// Delete snapshots; what they alone took is given back in the background
     #[command(
         after_help = "SEL is a name, a number, or a range of either: A..B, A.., ..B. AGE is a number with s, m, h,
-d, w or y behind it: seconds to years. Snapshots that are kept are left; to name one is an error.
+d, w or y behind it: seconds to years. Snapshots that are kept are left; to name one is an error. What is
+deleted is printed; if another command is faster, that is no error. With --dry-run the bytes of each
+are those that would come back if it alone were deleted; the last line is about all of them together.
 
 Examples: pando snapshot delete /mnt/grove/project before-upgrade
           pando snapshot delete /mnt/grove/project 3..7 --dry-run
@@ -234,7 +238,7 @@ pub fn run(args: &Args) -> Result<()> {
         SnapshotCommand::Delete { which, dry_run } => {
             let all = snapshots(&which.dir)?;
             let of = which.of(&all)?;
-            delete(&which.dir, &of, *dry_run)?;
+            delete(&which.dir, &all, &of, *dry_run)?;
             match of.iter().find(|info| info.keep && which.names(info)) {
                 Some(kept) if !dry_run => bail!("{}: is kept; release it first", kept.name.display()),
                 _ => Ok(()),
@@ -261,7 +265,7 @@ pub fn run(args: &Args) -> Result<()> {
             }
             let gone = policy.expired(Time::now(), &all);
             let gone: Vec<_> = all.iter().filter(|info| gone.contains(&info.number)).collect();
-            delete(dir, &gone, *dry_run)?;
+            delete(dir, &all, &gone, *dry_run)?;
             min_free.map_or(Ok(()), |percent| make_room(dir, percent))
         }
         SnapshotCommand::Policy(args) => policy::run(args),
@@ -271,41 +275,18 @@ pub fn run(args: &Args) -> Result<()> {
             let found = tool::gone_snapshots(dir).with_context(fail)?;
             if *delete {
                 let alone = |used: &Usage| used.exclusive;
-                let found: Vec<_> =
+                let which: Vec<_> =
                     found.iter().map(|(info, used)| (info, used.as_ref().map(alone))).collect();
-                return delete_each(dir, &found, *dry_run, true);
+                delete_each(dir, &which, *dry_run, true)?;
+                let (all, which): (Vec<_>, Vec<_>) = which.iter().map(|(info, _)| (*info, *info)).unzip();
+                return if *dry_run { say_together(dir, &all, &which, true) } else { Ok(()) };
             }
             let lines = found.into_iter().map(|(info, used)| line(info, used.as_ref())).collect();
-            show(lines, true, *script, *json)
+            show(lines, (true, true), *script, *json)
         }
         SnapshotCommand::Adopt { dir, number } => {
             place::retried(|| Ok(tool::adopt_snapshots(dir, *number)?)).with_context(|| about(dir))
         }
-    }
-}
-
-/// Deletes the oldest snapshots that are not kept until so much is free, or none is left.
-fn make_room(dir: &Path, percent: u8) -> Result<()> {
-    let free = || rustix::fs::statvfs(dir).map(|s| (s.f_bfree, s.f_blocks)).with_context(|| about(dir));
-    let is_short = |(free, all): (u64, u64)| u128::from(free) * 100 < u128::from(all) * u128::from(percent);
-    let mut all = snapshots(dir)?;
-    all.retain(|info| !info.keep);
-    all.sort_by_key(|info| (info.created, info.number));
-    for info in &all {
-        let before = free()?;
-        if !is_short(before) {
-            return Ok(());
-        }
-        delete(dir, &[info], false)?;
-        // What it alone had is given back behind.
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < ROOM_PATIENCE && free()?.0 <= before.0 {
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
-    }
-    match is_short(free()?) {
-        true => bail!("{}: less than {percent}% is free, and no snapshot is left to delete", dir.display()),
-        false => Ok(()),
     }
 }
 
@@ -353,50 +334,6 @@ fn keep(which: &Which, keep: bool) -> Result<()> {
         ask(&which.dir, &Asked::Keep(info.number, keep)).with_context(|| about(&which.dir))?;
     }
     Ok(())
-}
-
-fn delete(dir: &Path, which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
-    let alone = |info: &&SnapshotInfo| -> Result<Option<u64>> {
-        if dry_run && !info.keep { Ok(Some(usage(dir, info)?.exclusive)) } else { Ok(None) }
-    };
-    let which: Vec<_> = which.iter().map(|info| Ok((*info, alone(info)?))).collect::<Result<_>>()?;
-    delete_each(dir, &which, dry_run, false)
-}
-
-/// Deletes those that are not kept, or says what each alone takes. Somebody may have taken one of a directory that is
-/// `gone` meanwhile, so all that can be are deleted.
-fn delete_each(dir: &Path, which: &[(&SnapshotInfo, Option<u64>)], dry_run: bool, gone: bool) -> Result<()> {
-    let mut said = String::new();
-    let work = |(info, alone): &(&SnapshotInfo, Option<u64>)| -> Result<()> {
-        let (number, name) = (info.number, info.name.display());
-        let about = || match gone {
-            true => format!("snapshot {number} {name} of {}, which is gone", info.source.display()),
-            false => format!("snapshot {name} of {}", dir.display()),
-        };
-        match (info.keep, dry_run) {
-            (true, true) => said += &format!("would leave {number} {name}: it is kept\n"),
-            (true, false) => crate::exit::tell!("pando: {}: is kept, and was left", about()),
-            (false, true) => {
-                let alone = alone.map_or("-".into(), size::show);
-                said += &format!("would delete {number} {name}: {alone} of its own\n");
-            }
-            (false, false) => {
-                match gone {
-                    true => place::retried(|| Ok(tool::delete_gone_snapshot(dir, number)?)),
-                    false => ask(dir, &Asked::Delete(number)),
-                }
-                .with_context(about)?;
-            }
-        }
-        Ok(())
-    };
-    if gone { crate::exit::each(which, work) } else { which.iter().try_for_each(work) }?;
-    crate::cmd::print(&said)
-}
-
-fn usage(dir: &Path, info: &SnapshotInfo) -> Result<Usage> {
-    let path = dir.join(".snapshots").join(&info.name);
-    tool::usage(&path).with_context(|| format!("{}", path.display()))
 }
 
 #[derive(Serialize)]
@@ -449,23 +386,25 @@ fn line(info: SnapshotInfo, used: Option<&Usage>) -> SnapshotLine {
 fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
     let mut lines = Vec::new();
     for info in snapshots(dir)? {
-        let used = space.then(|| usage(dir, &info)).transpose()?;
-        lines.push(line(info, used.as_ref()));
+        match space.then(|| spent(dir, &info)).transpose()? {
+            Some(Spent::Gone) => {}
+            Some(Spent::Known(used)) => lines.push(line(info, Some(&used))),
+            None | Some(Spent::Refused) => lines.push(line(info, None)),
+        }
     }
-    show(lines, false, script, json)
+    show(lines, (space, false), script, json)
 }
 
-/// Prints these, with their makers and sizes if they are of directories that are `gone`.
-fn show(lines: Vec<SnapshotLine>, gone: bool, script: bool, json: bool) -> Result<()> {
+/// Prints these, with their sizes if they are asked for, and their makers if they are of directories that are gone.
+fn show(lines: Vec<SnapshotLine>, columns: (bool, bool), script: bool, json: bool) -> Result<()> {
     match json {
         true => crate::cmd::print_json(&SnapshotReport { version: VERSION, snapshots: lines }),
-        false => crate::cmd::print(&text(&lines, gone, script, Time::now())),
+        false => crate::cmd::print(&text(&lines, columns, script, Time::now())),
     }
 }
 
 /// The table: for people in columns, for scripts with tabs, where what is more for those that are gone stands last.
-fn text(lines: &[SnapshotLine], gone: bool, script: bool, now: Time) -> String {
-    let space = gone || lines.iter().any(|line| line.refers.is_some());
+fn text(lines: &[SnapshotLine], (space, gone): (bool, bool), script: bool, now: Time) -> String {
     let mut rows: Vec<Vec<String>> = Vec::new();
     if !script {
         let names = ["NUMBER", "NAME", "AGE", "FLAGS", "SOURCE", "NOTE"].map(String::from);

@@ -18,8 +18,10 @@ file system, and goes with DIR when that is renamed; a clone of DIR has none. Wh
 is mounted its daemon makes the snapshots, named after the UTC time, with the rights of the user
 who has set the policy. Of these alone it deletes those that no --keep-* option and no --valid-for keeps;
 snapshots that you make are deleted only when their own --valid-for is over, and what is kept by
-pando snapshot keep never is. Without --keep-* and --valid-for all stay. AGE is a number with s, m,
-h, d, w or y behind it: seconds to years.
+pando snapshot keep never is. Without --keep-* and --valid-for all stay. How much is free is looked at
+every 5 seconds, and what a deleted snapshot had is given back in the background, so --min-free is no
+promise: who writes faster may find the file system full. AGE is a number with s, m, h, d, w or y
+behind it: seconds to years.
 
 Examples: pando snapshot policy /mnt/grove/project --every 1h --keep-hourly 24 --keep-daily 7
           pando snapshot policy /mnt/grove/db --on-fsync 10m --valid-for 2d --min-free 10%

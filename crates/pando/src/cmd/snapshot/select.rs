@@ -31,6 +31,11 @@ pub fn show_age(secs: u64) -> String {
     format!("{}{}", secs / unit.1, unit.0)
 }
 
+/// The number that a selection is, if it is one. A sign makes it a name: there are snapshots called `+5`.
+pub fn number(text: &str) -> Option<u32> {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
 /// What errors are about.
 pub fn about(dir: &Path) -> String {
     format!("snapshots of {}", dir.display())
@@ -49,6 +54,11 @@ pub fn select<'a>(
     }
     let mut picked = vec![selections.is_empty(); all.len()];
     for text in selections {
+        // A slip of the hand, or two variables that are empty in a script, shall not mean everything.
+        if let ("..", [first, .., last]) = (&text[..], all) {
+            let (first, last) = (first.name.display(), last.name.display());
+            bail!("..: would mean every snapshot; name an end, as in {first}..{last}");
+        }
         let mut found = false;
         for (picked, info) in picked.iter_mut().zip(all) {
             if matches(text, all, info)? {
@@ -69,19 +79,23 @@ pub fn select<'a>(
 }
 
 fn matches(text: &str, all: &[SnapshotInfo], info: &SnapshotInfo) -> Result<bool> {
-    if let Ok(number) = text.parse::<u32>() {
+    if let Some(number) = number(text) {
         return Ok(info.number == number);
     }
     let Some((from, to)) = text.split_once("..") else { return Ok(info.name.to_str() == Some(text)) };
-    let end = |text: &str, open: u32| match (text, text.parse::<u32>()) {
+    let end = |text: &str, open: u32| match (text, number(text)) {
         ("", _) => Ok(open),
-        (_, Ok(number)) => Ok(number),
+        (_, Some(number)) => Ok(number),
         _ => match all.iter().find(|info| info.name.to_str() == Some(text)) {
             Some(info) => Ok(info.number),
             None => bail!("{text}: no such snapshot; see pando snapshot list"),
         },
     };
-    Ok((end(from, 0)?..=end(to, u32::MAX)?).contains(&info.number))
+    let (first, last) = (end(from, 0)?, end(to, u32::MAX)?);
+    if first > last {
+        bail!("{text}: the range is reversed; write {to}..{from}");
+    }
+    Ok((first..=last).contains(&info.number))
 }
 
 #[cfg(test)]
@@ -121,10 +135,13 @@ mod tests {
         assert_eq!(picks(&["..three", "nine..nine"], None).unwrap(), [1, 3, 9]);
         assert_eq!(picks(&[], Some(700)).unwrap(), [1, 3]);
         assert_eq!(picks(&["3..9"], Some(300)).unwrap(), [3, 7]);
-        for bad in ["2", "two", "two..9", "4..6"] {
+        for bad in ["2", "+3", "two", "two..9", "+3..9", "4..6"] {
             assert!(picks(&[bad], None).unwrap_err().to_string().contains("no such snapshot"), "{bad}");
         }
         assert!(picks(&[], None).is_err());
+        for (bad, says) in [("9..3", "write 3..9"), ("nine..one", "reversed"), ("..", "one..nine")] {
+            assert!(picks(&[bad], None).unwrap_err().to_string().contains(says), "{bad}");
+        }
     }
 
     #[test]

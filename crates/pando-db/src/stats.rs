@@ -11,7 +11,7 @@ pub struct Stats {
     /// Bytes that nodes, table pages, log and superblocks own.
     pub used: u64,
     /// Of these, bytes that nodes own, and values that the log has placed. Also what only a snapshot or the
-    /// last checkpoint still holds, until they let go.
+    /// last checkpoint still holds.
     pub node_bytes: u64,
     /// Bytes that new data may still take.
     pub available: u64,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::volume::Fs;
 
-/// Time between the first reason for background work and its begin: more work may come, and foreground calls go first.
+/// Time from the first reason for background work until it begins: more work may come, and foreground calls go first.
 pub(crate) const BEGIN_AFTER: Duration = Duration::from_millis(200);
 
 impl Fs {

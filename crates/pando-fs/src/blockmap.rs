@@ -398,7 +398,7 @@ impl BlockMap {
 
     /// The value of `st_blocks`: units of 512 bytes of the blocks that exist; the last block counts up to the end of
     /// the file. If only a part of the map is in memory, its blocks must have been counted, and the piece of the last
-    /// block must be there.
+    /// block must be there if that block exists.
     pub(crate) fn units(&self, dense: u64, size: u64) -> u64 {
         let blocks = dense + self.above;
         let Some(last) = size.div_ceil(BLOCK_SIZE).checked_sub(1) else { return 0 };

@@ -5,7 +5,7 @@
 //! the size of the file, so growing never shows old bytes. Writes are blind: whole blocks are
 //! puts, parts of blocks are upserts, size and times an upsert in the same
 //! batch. Reads take their view of the engine while the place of the file is
-//! held, and do the I/O after letting go.
+//! held, and do the I/O after they have released it.
 
 use bytes::{Bytes, BytesMut};
 use pando_db::{Batch, Cursor};

@@ -85,7 +85,7 @@ pub enum Error {
     /// The file system has as many policies for snapshots as it can have (EFBIG).
     #[error("a file system has at most {0} policies for snapshots; take one back first")]
     TooManyPolicies(usize),
-    /// A user already has as many policies as there is space for from other users together (EFBIG).
+    /// A user already has as many policies as are left for all other users together (EFBIG).
     #[error("these {0} policies for snapshots are as many as are left for others; take one back first")]
     TooManyOwnPolicies(usize),
     /// The tree of a directory would take more than its quota (EDQUOT).

@@ -21,7 +21,7 @@ pub(crate) const FEATURE_HARD_LINKS: u64 = 4;
 pub(crate) const FEATURE_SNAPSHOTS: u64 = 8;
 /// A tree has been changed by a range-upsert that changes the modes of everything in it.
 pub(crate) const FEATURE_TREE_CHANGES: u64 = 16;
-/// Some snapshot was received, and its record says from which stream.
+/// Some snapshot was received, and its record says as which snapshot.
 pub(crate) const FEATURE_RECEIVED: u64 = 32;
 /// There are, or were, forks.
 pub(crate) const FEATURE_FORKS: u64 = 64;

@@ -100,8 +100,8 @@ impl TreeChange {
 
 impl Fs {
     /// Changes the directory `top` and everything in it. Permissions are not checked: the caller has to do so. Each
-    /// file is changed once; of symbolic links the owner is changed, and never the mode. Whatever is changed gets the
-    /// present time as its change time. Snapshots and clones of the tree stay as they are.
+    /// file is changed once; symbolic links are changed themselves, except for their mode. Whatever is changed gets
+    /// the present time as its change time. Snapshots and clones of the tree stay as they are.
     ///
     /// One batch with one message for the tree, whatever its size, and one message for each linked file that has a
     /// name in the tree and belongs to a lineage with a root above `top`. If there are more than 65,536 of these, or

@@ -605,6 +605,13 @@ impl Model {
                 let same = a.is_dir() && a.file == b.file && (a.lineage.is_none() || b.lineage.is_some());
                 same.then(|| (then.clone(), [top, inside].concat()))
             });
+            // A place has the snapshots of one directory: of the one that is still there, or of the first.
+            let taken = |then: &Node| {
+                let moved: &Vec<(Node, Node, Path)> = &moved;
+                let here = self.snaps.iter().map(|s| &s.source).chain(moved.iter().map(|(_, then, _)| then));
+                here.into_iter().any(|node| Rc::ptr_eq(node, then))
+            };
+            let then = then.filter(|(then, _)| !taken(then));
             moved.extend(then.map(|(then, path)| (dir.clone(), then, path)));
         });
         for (dir, then, path) in moved {

@@ -284,6 +284,38 @@ fn a_directory_that_was_moved_comes_back_from_a_rollback_with_its_snapshots_and_
     w.fs.check(|problem| panic!("{problem}")).unwrap();
 }
 
+/// Two directories with snapshots came back to one place, and the snapshots of one of them belonged to nobody.
+#[test]
+fn a_clone_in_the_place_of_a_moved_directory_keeps_its_own_snapshots_and_policy() {
+    let mut w = World::new();
+    for dir in ["/top", "/top/p"] {
+        w.mkdir(dir);
+        w.put(&format!("{dir}/f"), b"1");
+    }
+    let policy = |secs| StoredPolicy { every_secs: secs, ..StoredPolicy::default() };
+    let set = |w: &World, path: &str, secs| {
+        w.on(path, |a| w.fs.set_policy(by(w), a.ino, Some(&policy(secs)))).unwrap();
+    };
+    set(&w, "/top/p", 7);
+    let first = snap(&w, "/top/p", "one").number;
+    let outer = snap(&w, "/top", "outer").number;
+    w.rename("/top/p", "/top/q", 0).unwrap();
+    w.clone_tree("/top/q", "/top/p", false).unwrap();
+    set(&w, "/top/p", 9);
+    let second = snap(&w, "/top/p", "two").number;
+    w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
+    for _ in 0..2 {
+        w.fs.check(|problem| panic!("{problem}")).unwrap();
+        let own = w.on("/top/p", |a| w.fs.snapshots(a.ino)).unwrap();
+        let gone = w.fs.snapshots_of_gone().unwrap();
+        let numbers = |infos: &[SnapshotInfo]| infos.iter().map(|info| info.number).collect::<Vec<_>>();
+        assert_eq!((numbers(&own), numbers(&gone)), (vec![second], vec![first]));
+        let stored = w.fs.policies().unwrap();
+        assert_eq!(stored.iter().map(|(_, info)| info.policy.every_secs).collect::<Vec<_>>(), [9]);
+        w.remount();
+    }
+}
+
 /// A clone of `.snapshots` asked an inode for its name while it had the lock for that: the whole mount stood still.
 #[test]
 fn the_directory_of_snapshots_is_neither_cloned_nor_compared() {

@@ -22,8 +22,9 @@ pub(crate) fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
     }
 }
 
-/// The caller of a request that changes the content of a file with this mode, with its groups as for [`maker`]. The
-/// capabilities of root are read if the file has set-id bits, which a root without CAP_FSETID may not keep.
+/// The caller of a request that changes the content of a file with this mode. Its supplementary groups are read if
+/// the file has a set-group-id bit without the execute bit of the group: they say whether that bit stays. For root
+/// the capabilities are read if the file has any set-id bits, which a root without CAP_FSETID may not keep.
 pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
     match mode & 0o6010 {
         0o2000 | 0o6000 => caller_with_groups(c, mode),

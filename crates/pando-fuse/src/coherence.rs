@@ -68,8 +68,9 @@ pub(crate) struct MountState {
     pub(crate) notify: OnceLock<Arc<dyn Notify>>,
     /// The server's access to its own mount, if it may open files there by handle.
     pub(crate) own_mount: OnceLock<OwnMount>,
-    /// The same, set only if the kernel caches writes and times. The server then uses its mount in passing too: to tell
-    /// the kernel times, and to have pages written out.
+    /// The same, set only if the kernel counts pages as written when the server has answered for them, and not before
+    /// (Linux 6.16). The server then also uses its mount without being asked: to tell the kernel times, and to have
+    /// pages written out.
     pub(crate) own_mount_unasked: OnceLock<OwnMount>,
     pub(crate) own_threads: OwnThreads,
     /// Callers that make small files one after the other.
@@ -208,7 +209,7 @@ impl MountState {
         }
     }
 
-    /// Notifies the kernel at once of written files. Only for workers.
+    /// Makes the kernel ask for the blocks of a written file again, at once. Only for workers.
     pub(crate) fn tell_written(&self, ino: u64) {
         // Held over the notification: one that came behind that of `bits_dropped` could make the kernel pass over the
         // answer that has the new mode.

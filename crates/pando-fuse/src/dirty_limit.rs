@@ -9,7 +9,8 @@
 //! [`LEAST_WHILE_WAITED_BYTES`], because a clone waits until that much is taken two or three times over. It is at
 //! most [`START_BYTES`] when nothing was written for [`SPEED_LASTS`], because the next writer may be slower. If the
 //! limit falls below what is dirty, all writers wait until the excess is written; so the limit falls step by step, by
-//! half of what is taken meanwhile, and writers continue at half of the speed.
+//! half of what is taken meanwhile, and writers continue at half of the speed. It falls at once when a call begins to
+//! wait for dirty pages, because the call then waits for fewer of them, and after a second without writes.
 
 use std::{
     path::PathBuf,
@@ -24,15 +25,16 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// The moment if a call has waited for dirty pages within the last [`MEMORY`].
 const SHORT_MOMENT: Duration = Duration::from_millis(8);
 const MEMORY: Duration = Duration::from_secs(10);
-/// However slow the server is. (With half of it, a writer of single pages alone was slower by a quarter.)
+/// The lower bound, however slow the server is. (With half of it, a writer of single pages alone was slower by a
+/// quarter.)
 const LEAST_BYTES: u64 = 1 << 20;
 /// The lower bound if a call has waited for dirty pages within the last [`MEMORY`].
 const LEAST_WHILE_WAITED_BYTES: u64 = 384 << 10;
-/// However fast it is, but for where the kernel offers more.
+/// The upper bound, however fast the server is, unless the kernel's default is higher.
 const MOST_BYTES: u64 = 64 << 20;
-/// And at most so many times what that offers, a count.
+/// The limit is at most this multiple of the kernel's default, a count.
 const MOST_TIMES: u64 = 32;
-/// Before the speed is known.
+/// The limit before the speed is known.
 const START_BYTES: u64 = 8 << 20;
 /// Time of work from which the speed is taken; and where it is not known yet.
 const WINDOW: Duration = Duration::from_millis(100);
@@ -205,7 +207,7 @@ impl Limit {
     }
 }
 
-/// Waits until nothing is written any more, and then lowers the limit to its initial value.
+/// Waits until nothing is written any more, and then lowers the limit to its initial value, or until it is that low.
 fn wait_for_rest(limit: &Weak<Limit>) {
     loop {
         std::thread::sleep(SPEED_LASTS);

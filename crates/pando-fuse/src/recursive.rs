@@ -203,8 +203,8 @@ impl MountState {
         takers.into_iter().for_each(|taker| drop(taker.join()));
     }
 
-    /// Takes one after the other of those that are left. In a thread with descriptors of its own, which cannot write
-    /// to the log, nor read the image: it has no descriptors of them.
+    /// Makes the kernel take the attributes of the remaining inodes, one after the other. This runs in a thread with
+    /// descriptors of its own, which can neither write to the log nor read the image: it has no descriptors of them.
     fn take(&self, way: &OwnMount, taking: &Taking) -> io::Result<()> {
         let _own = self.own_threads.enter(&taking.late);
         let root = way.root()?;

@@ -1,5 +1,5 @@
 //! Refused pages: pages that the kernel has written out and the server could not store, mostly for lack of space.
-//! They are stored again later.
+//! The server tries again later to store them.
 //!
 //! The kernel reports the error once, to the program that waits for such a page, and marks the page clean: readers
 //! see bytes that are stored nowhere, and the next sync finds nothing to do. A database that reads its log in this
@@ -446,7 +446,7 @@ impl Refused {
 
 /// A result that may be an error.
 pub(crate) trait Succeeds {
-    /// Whether it is none.
+    /// True if it is no error.
     fn succeeds(&self) -> bool;
 }
 

@@ -141,7 +141,7 @@ impl MountState {
     }
 
     /// The answer of a call that has changed `len` bytes from `offset` on, or has failed, with its announcement. If
-    /// the call has dropped set-id bits, which were `bits`, the kernel is notified before.
+    /// the call has dropped set-id bits, which were `bits`, the kernel is notified before the answer.
     pub(crate) fn answer_announced<T: Send + 'static>(
         self: &Arc<Self>,
         (ino, offset, len): (u64, u64, u64),
@@ -276,7 +276,7 @@ impl MountState {
         self.fs.write_pages(ino, offset, data).map_err(|e| Errno(of_pages(Errno::from(e).0)))
     }
 
-    /// Notes that a page of the kernel was refused, and that it has to be stored again.
+    /// Notes that a page of the kernel was refused, and starts the thread that tries again to store it.
     fn refuse(self: &Arc<Self>, ino: u64, range: &Range<u64>, errno: i32) {
         self.refused.note(ino, range, errno);
         let shared = self.clone();

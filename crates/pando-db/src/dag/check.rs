@@ -180,7 +180,7 @@ impl Checker<'_> {
                 format!("batch {above} waits above node {}, which has batch {below}", target.id),
             );
         }
-        // A resting Goto must be able to sink into the child that its edge has.
+        // It must be possible to flush a resting Goto into the child of its edge.
         let child = edge.child.as_ref().and_then(|t| self.tree.table.get(t.id));
         let sinks_to = child.map_or(node.height.saturating_sub(1), |c| c.height);
         for layer in &edge.layers {

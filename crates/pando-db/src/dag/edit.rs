@@ -268,7 +268,7 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Asserts that what rests in a node can sink after something below has become lower.
+    /// Asserts that Gotos that rest in a node can be flushed after a node below has become lower.
     pub fn check_gotos(&self, id: NodeId) -> Result<()> {
         if self.exists(id) {
             self.assert_gotos_can_sink(&*self.peek(id)?);
@@ -282,8 +282,8 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// A Goto that rests at an edge must be able to sink into the child that the edge has, or into a new one.
-    /// The target of one that cannot.
+    /// The target of a resting Goto that cannot be flushed into the child of its edge, or into a new one. There must
+    /// be none.
     fn goto_too_low(&self, node: &Node) -> Option<NodeId> {
         node.edges().iter().find_map(|edge| {
             let below = || match &edge.child {

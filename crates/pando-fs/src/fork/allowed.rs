@@ -1,6 +1,6 @@
 //! Permissions in merges: what the caller may see, and what that user may change at a path.
 //!
-//! Guarantees: the report for a user other than root has no name from a directory that the user could not search on
+//! Guarantees for a user other than root: the report has no name from a directory that the user could not search on
 //! one of the sides; nothing that belongs to another user is taken, moved, changed or removed.
 
 use crate::{

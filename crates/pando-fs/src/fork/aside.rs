@@ -1,8 +1,8 @@
 //! Renames of the fork into directories that are new in it. A merge does not follow them: the entry is added with the
 //! new directory, or not at all.
 //!
-//! Guarantees: an entry is removed here only if it is added at its new path, also if this side is preferred; an entry
-//! that was deleted here does not come back without a conflict.
+//! Guarantees: an entry that the fork has moved in this way is removed here only if it is added at its new path, also
+//! if this side is preferred; an entry that was deleted here does not come back without a conflict.
 
 use std::collections::HashSet;
 

@@ -34,7 +34,7 @@ struct Weighing<'a> {
     /// Entries that are removed or moved, in order, and their contents prefixes.
     leaving: Vec<Vec<u8>>,
     leaving_dirs: HashSet<Vec<u8>>,
-    /// Accounts with limits in the tree, by contents prefix.
+    /// Accounts with limits in the tree, by contents prefix; `None` for directories that have no limit.
     accounts: HashMap<Vec<u8>, Option<Account>>,
     /// Whether the tree, or a directory around it, has a limit.
     around: bool,

@@ -390,7 +390,7 @@ impl Exchange<'_> {
         Ok(true)
     }
 
-    /// The origin of the fork becomes the state at the begin of the merge, if the fork was made of this directory.
+    /// The origin of the fork becomes the state of this directory when the merge began, if the fork was made of it.
     fn next_origin(&self, batch: &mut Batch) -> Result<()> {
         let (place, ours, old) = (&self.places.theirs, &self.places.ours, self.places.fork);
         let number = self.works.next;

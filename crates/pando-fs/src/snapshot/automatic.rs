@@ -98,7 +98,7 @@ fn last_automatic(snapshots: &[SnapshotInfo]) -> Option<Time> {
 impl Fs {
     /// Sets or removes the policy of a directory. A caller who may clone the directory may do so, and the policy is
     /// applied with the rights of that user. One batch. EINVAL if the policy says nothing; EFBIG beyond
-    /// [`MAX_POLICIES`], or if the user already has as many policies as there are left for others; EROFS inside of a
+    /// [`MAX_POLICIES`], or if the user already has as many policies as are left for others; EROFS inside of a
     /// snapshot.
     pub fn set_policy(&self, by: Authority<'_>, dir: Ino, policy: Option<&StoredPolicy>) -> Result<()> {
         self.writable()?;

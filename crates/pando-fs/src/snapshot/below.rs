@@ -165,21 +165,34 @@ impl<'a> TwoStates<'a> {
     /// The snapshots of directories below that stay, held so that nobody else changes which there are. Costs a cursor
     /// step and up to three point queries for each directory with snapshots, and more for one that was moved.
     pub(super) fn families(&mut self, tries: &mut Attempts) -> Result<Vec<FamilyBelow>, Obstacle> {
-        let mut families = Vec::new();
+        let mut places: HashMap<Vec<u8>, (Vec<u8>, Ino)> = HashMap::new();
+        let mut others = Vec::new();
         for (contents, source) in self.fs.snapshotted_below(self.contents)? {
             if contents == self.contents {
                 continue;
             }
-            let Some(family) = self.fs.family(source)? else { continue };
-            let (inside, moved) = if self.is_same(&contents)? {
-                (contents.get(self.contents.len()..).unwrap_or_default().to_vec(), false)
+            if self.is_same(&contents)? {
+                let inside = contents.get(self.contents.len()..).unwrap_or_default().to_vec();
+                places.insert(inside, (contents, source));
             } else {
-                let Some(inside) = self.place_then(&contents, &family)? else { continue };
-                (inside, true)
-            };
+                others.push((contents, source));
+            }
+        }
+        // A directory that is still in its place goes before those that were moved: a clone, and what is in it, has
+        // the file numbers of its source. A place has the snapshots of one directory.
+        for (contents, source) in others {
+            let Some(family) = self.fs.family(source)? else { continue };
+            if let Some(inside) = self.place_then(&contents, &family)? {
+                places.entry(inside).or_insert((contents, source));
+            }
+        }
+        let mut families = Vec::new();
+        for (inside, (contents, source)) in places {
             if self.hides(&inside)? {
                 continue;
             }
+            let Some(family) = self.fs.family(source)? else { continue };
+            let moved = contents.strip_prefix(self.contents) != Some(&inside);
             let dir = self.fs.family_dir(self.fs.table.find(source).as_ref(), &family)?;
             let names = tries.exclusive(&dir.names)?;
             // Somebody may have changed it before it was held.

@@ -3,7 +3,7 @@
 //! A rollback is a clone of the snapshot that replaces the directory, in one batch. The state before it becomes a
 //! snapshot first, unless the caller does not want that. The entries get new inode numbers, as in any clone, so that
 //! entries that were moved out of the directory since the snapshot keep theirs. The directory keeps its family of
-//! snapshots, and directories below keep theirs if they existed at the time of the snapshot (`below`).
+//! snapshots, and directories below keep theirs if they are found in the snapshot that is restored (`below`).
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, time::Instant};
 
@@ -137,8 +137,11 @@ impl Fs {
                 let ino = states.number_after(lineage, &below.inside)?;
                 let place = [&contents[..], &below.inside].concat();
                 self.move_family(&mut batch, (below.source, ino), &below.family, &place)?;
-                if let Some(policy) = &below.moved_policy {
-                    batch.put(system::policy(&place), policy.clone());
+                // A policy that stays in this place is another directory's.
+                if let (Some(policy), key) = (&below.moved_policy, system::policy(&place))
+                    && !staying.contains(&key)
+                {
+                    batch.put(key, policy.clone());
                 }
             }
             let touched = Change::modified(now);

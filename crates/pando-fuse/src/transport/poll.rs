@@ -96,8 +96,8 @@ impl Poller {
         }
     }
 
-    /// To be called when the thread that reads the next request has answered one. Not for requests to whose answer no
-    /// program waits: many of these may come at once, and polling must then end with the time after the last other
+    /// To be called when the thread that reads the next request has answered one. Not for requests for whose answer
+    /// no program waits: many of these may come at once, and polling must then end with the time after the last other
     /// answer.
     pub(crate) fn answered(&self) {
         if self.possible {

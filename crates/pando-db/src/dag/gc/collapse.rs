@@ -196,7 +196,7 @@ impl Edit<'_> {
     }
 
     /// The least height of a node of which all that refers to it is among `referrers`, by the Gotos that rest there
-    /// and have to sink into it; `None` if there is anything else. A leaf takes no Goto in.
+    /// and have to be flushed into it; `None` if there is anything else. A leaf takes no Goto in.
     fn least_height(&self, id: NodeId, referrers: &[NodeId]) -> Result<Option<u8>> {
         if !self.exists(id) {
             return Ok(None);
@@ -399,7 +399,7 @@ mod tests {
             assert!(edit.collapse(&(id, vec![ROOT])).unwrap());
         }
         let heights = [ROOT, TALL, OTHER].map(|id| edit.height(id).unwrap());
-        // Messages that rested above the old nodes must fit above lower ones: all that the root has is flushed.
+        // Gotos that rested above the old nodes must still be flushed into the lower ones, so this flushes them.
         let resting = edit.peek(ROOT).unwrap().edges().iter().position(Edge::holds_gotos);
         if let Some(i) = resting {
             edit.flush_edge(ROOT, i).unwrap();

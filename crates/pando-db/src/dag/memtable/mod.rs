@@ -1,10 +1,9 @@
 //! The memtable in front of the root.
 //!
-//! Persistent maps, so that a reader's or cursor's copy costs O(1). It keeps
-//! the rules of a layer: its updates are newer than its ranges, its points newer
-//! than both and complete. So taking in a range message removes the points it
-//! covers and cuts ranges and updates; taking in an update changes the points it
-//! covers; and a point that is not final takes in what an update says.
+//! A memtable is made of persistent maps (or a sorted list, see `points`), so that a reader's or cursor's copy costs
+//! O(1). It keeps the rules of a layer: its updates are newer than its ranges, its points newer than both and
+//! complete. So taking in a range message removes the points that it covers, and cuts ranges and updates; taking in
+//! an update changes the points that it covers; and a point that is not final takes in the operations of updates.
 
 use std::ops::Bound;
 
@@ -109,8 +108,8 @@ impl Memtable {
         }
     }
 
-    /// A table of messages that come after batch `before`, which ends in the log where is said, in order of time.
-    /// `last` is the newest batch of them, and where that ends.
+    /// A table of `messages`, which are in order of time. `before` is the batch before them, and `last` the newest of
+    /// their batches, each with its end in the log.
     pub fn of_points(
         before: (u64, LogPos),
         messages: Vec<(Bytes, Msg)>,

@@ -112,7 +112,7 @@ impl Edit<'_> {
 
     /// True if a Goto to `target` that rests at `edge`, of a node of that height, can go on from there.
     fn can_descend(&self, target: &Target, edge: &Edge, height: u8) -> Result<bool> {
-        // An edge may skip heights: what rests above it must be able to sink into the child it has.
+        // An edge may skip heights: it must be possible to flush what rests at it into the child that it has.
         let below = match &edge.child {
             Some(child) => self.height(child.id)?,
             None => height - 1,

@@ -19,9 +19,9 @@ pub(crate) fn join_empty(edges: &mut Vec<Edge>) {
 }
 
 impl Edit<'_> {
-    /// `edges`, of a node of that height over `span`, with those joined that say the same. Cost: in
-    /// proportion to their number. I/O: where an empty edge parts two views of the same child, headers below
-    /// that.
+    /// `edges`, of a node of that height over `span`, in which edges that show the same child by the same map are
+    /// merged. Cost: in proportion to their number. I/O: if an empty edge lies between two views of the same child,
+    /// headers below that.
     pub(crate) fn joined(&self, edges: Vec<Edge>, span: &Span, height: u8) -> Result<Vec<Edge>> {
         let bounds: Vec<_> = edges.iter().map(|e| e.lo.clone()).collect();
         let end_of = |i: usize| bounds.get(i + 1).cloned().or_else(|| span.hi.clone());

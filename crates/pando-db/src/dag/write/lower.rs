@@ -82,7 +82,7 @@ impl Edit<'_> {
         Ok(())
     }
 
-    /// True if node `above` has an edge to `id`, and no Goto rests at that edge.
+    /// True if exactly one edge of node `above` leads to `id`, and no Goto rests at that edge.
     fn may_be_lowered_below(&self, above: NodeId, id: NodeId) -> Result<bool> {
         if !self.exists(above) {
             return Ok(false);

@@ -64,7 +64,7 @@ enum SpaceEffect {
     /// flushed, and a caller may repeat it without end. Or it writes little, and makes values smaller
     /// ([`Effect::Shrinks`]).
     MayTake,
-    /// All others: they take space.
+    /// All other batches: they count as ones that take space.
     Takes,
 }
 

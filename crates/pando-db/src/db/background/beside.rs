@@ -30,7 +30,7 @@ const BUSY_REST_FACTOR: u32 = 4;
 const IDLE_REST_FACTOR: u32 = 1;
 /// Longest time that a step counts for: if it took longer, other threads most likely had the processor.
 const MAX_COUNTED: Duration = Duration::from_millis(100);
-/// Longest time that the thread collects while it has other work; a step that has begun is ended.
+/// Longest time that the thread collects while it has other work; a step that has begun is completed.
 const MAX_TURN: Duration = Duration::from_millis(20);
 /// Most steps of a walk at one key, a count: beside steady deletes at that key the walk must still advance.
 const MAX_STEPS_AT_A_KEY: u32 = 16;

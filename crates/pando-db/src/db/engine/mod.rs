@@ -81,9 +81,9 @@ pub(crate) struct Engine {
     pub checkpointing: Mutex<Durable>,
     /// Nodes with count 0, waiting for the reclaimer.
     pub orphans: Mutex<BTreeSet<NodeId>>,
-    /// Whether garbage collection has freed any space since the last batch.
+    /// Whether garbage collection frees more space than it takes, where space is short.
     pub gc_yield: Mutex<GcYield>,
-    /// Where giving space back is.
+    /// The state of garbage collection between its steps.
     pub gc_progress: Mutex<GcProgress>,
     /// Held over I/O by the thread that collects garbage. Only [`Engine::settle`] waits for it.
     pub collecting: Mutex<()>,

@@ -173,8 +173,8 @@ impl SuperversionSlot {
 
     /// Drops a view that was taken when the slot had changed `changes` times. If it was replaced since, the reader
     /// may have the last reference. Then the reader leaves the view to the writer's threads, which have allocated it,
-    /// because freeing it would wait for them in the allocator; only if another reader leaves one at this moment, the
-    /// reader frees it itself.
+    /// because freeing it would wait for them in the allocator; only if another thread uses the list of such views at
+    /// this moment, the reader frees it itself.
     fn let_go(&self, changes: u64, view: impl FnOnce() -> Option<Arc<View>>) {
         if self.changes.load(Ordering::Acquire) != changes
             && let Some(mut left) = self.left.try_lock()

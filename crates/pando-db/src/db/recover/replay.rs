@@ -30,7 +30,7 @@ use crate::{
             report::{Finding, Recovery},
         },
         record::{self, Decoded, Missing},
-        recover::tables::{Tables, is_plain},
+        recover::tables::{Tables, is_plain, threads_for},
     },
     error::{Error, Result},
     key::{Span, join},
@@ -182,10 +182,10 @@ impl Batches {
         self.groups.extents().for_each(|extent| engine.log.hold(extent.clone()));
         let records = std::mem::take(&mut self.records);
         engine.memtable_sizes.set_recovered(records.last().map_or(0, |record| record.msn));
-        let bytes = records.iter().map(|record| record.payload.len()).sum();
+        let size = (records.iter().map(|record| record.payload.len()).sum(), threads_for(engine));
         let mut records = records.into_iter().peekable();
         while records.peek().is_some() {
-            let other = self.apply_plain(engine, records.by_ref(), bytes)?;
+            let other = self.apply_plain(engine, records.by_ref(), size)?;
             let Some((record, Decoded { batch, missing })) = other else { continue };
             if missing.is_empty() {
                 engine.replay(&batch, record.msn, record.end)?;
@@ -197,15 +197,16 @@ impl Batches {
         Ok(())
     }
 
-    /// Applies batches up to the first that is not plain, or misses a value; gives that one. The log has so many bytes.
+    /// Applies batches up to the first that is not plain, or misses a value, and returns that one. `size`: the bytes
+    /// of all records of the log, and the threads that build tables.
     fn apply_plain(
         &mut self,
         engine: &Engine,
         records: impl Iterator<Item = Record>,
-        log_bytes: usize,
+        size: (usize, usize),
     ) -> Result<Option<(Record, Decoded)>> {
         thread::scope(|scope| {
-            let (mut tables, mut other) = (Tables::new(engine, scope, log_bytes), None);
+            let (mut tables, mut other) = (Tables::new(engine, scope, size), None);
             for record in records {
                 let decoded = decode(&record, &mut self.groups, &engine.pager)?;
                 if !decoded.missing.is_empty() || !is_plain(&decoded.batch) {

@@ -47,6 +47,14 @@ pub(super) fn is_plain(batch: &Batch) -> bool {
     batch.ops().iter().all(plain)
 }
 
+/// Threads that build tables at once, a count. To ask for it takes the system longer than a small run of batches.
+pub(super) fn threads_for(engine: &Engine) -> usize {
+    match engine.options.background {
+        true => thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
+        false => 1,
+    }
+}
+
 /// Plain batches that are built into tables.
 pub(super) struct Tables<'scope, 'env> {
     engine: &'env Engine,
@@ -64,14 +72,14 @@ pub(super) struct Tables<'scope, 'env> {
 }
 
 impl<'scope, 'env> Tables<'scope, 'env> {
-    /// For a log with so many bytes of records.
-    pub fn new(engine: &'env Engine, scope: &'scope Scope<'scope, 'env>, log_bytes: usize) -> Self {
+    /// For a run in a log with so many bytes of records, which so many threads build ([`threads_for`]).
+    pub fn new(
+        engine: &'env Engine,
+        scope: &'scope Scope<'scope, 'env>,
+        (log_bytes, threads): (usize, usize),
+    ) -> Self {
         let large = usize::try_from(engine.options.cache_bytes / LARGE_TABLE_SHARE).unwrap_or(usize::MAX);
         let target = engine.table_limit().max((2 * log_bytes / MANY_TABLES).min(large));
-        let threads = match engine.options.background {
-            true => thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
-            false => 1,
-        };
         let taken = {
             let superversion = engine.superversion.read();
             (superversion.active.msn, superversion.active.log_end)

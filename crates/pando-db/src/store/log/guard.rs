@@ -131,7 +131,7 @@ impl Footer {
         self.begin.saturating_add(total(self.records as usize))
     }
 
-    /// Whether a position is between the begin of the write-out and the end of its records, both included.
+    /// Whether a position is between the beginning of the write-out and the end of its records, both included.
     pub(crate) fn holds(&self, pos: u64) -> bool {
         (self.begin..=self.records_end()).contains(&pos)
     }

@@ -221,7 +221,7 @@ impl Log {
         activity.durable_msn = activity.durable_msn.min(first.saturating_sub(1));
     }
 
-    /// The buffer, of which the sizes are published when it is let go.
+    /// The locked buffer. Its sizes are published when it is unlocked.
     pub(super) fn buf(&self) -> LockedBuffer<'_> {
         LockedBuffer { log: self, guard: self.buf.lock() }
     }

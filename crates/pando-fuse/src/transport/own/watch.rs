@@ -3,8 +3,8 @@
 //! A thread sleeps in [`Watch::wait`] and is woken only if a request comes, or is there already, while the connection
 //! is watched. To begin and to end this costs the reading thread a system call each, and wakes no thread. At other
 //! times requests do not wake the sleeping thread. Guarantees: no request that comes between [`Watch::begin`] and
-//! [`Watch::end`] is missed; each begin wakes at most once. This module does not read requests. Uses epoll(7) and
-//! eventfd(2).
+//! [`Watch::end`] is missed; each call of `begin` wakes at most once. This module does not read requests. Uses
+//! epoll(7) and eventfd(2).
 
 use std::{
     io,

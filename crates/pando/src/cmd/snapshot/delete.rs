@@ -67,7 +67,7 @@ pub fn delete_each(
     dry_run: bool,
     gone: bool,
 ) -> Result<()> {
-    let mut said = String::new();
+    let (mut said, mut unprinted) = (String::new(), None);
     let work = |(info, alone): &(&SnapshotInfo, Option<u64>)| -> Result<()> {
         let (number, name) = (info.number, crate::cmd::field(&info.name, false));
         let about = || match gone {
@@ -91,7 +91,9 @@ pub fn delete_each(
                     Err(e) if is_gone(&e) => {}
                     done => {
                         done.with_context(about)?;
-                        crate::cmd::print(&format!("deleted {number} {name}\n"))?;
+                        // What cannot be printed, because the disk is full for instance, is deleted all the same.
+                        let printed = crate::cmd::print(&format!("deleted {number} {name}\n"));
+                        unprinted = unprinted.take().or(printed.err());
                     }
                 }
             }
@@ -99,6 +101,7 @@ pub fn delete_each(
         Ok(())
     };
     if gone { crate::exit::each(which, work) } else { which.iter().try_for_each(work) }?;
+    unprinted.map_or(Ok(()), Err)?;
     crate::cmd::print(&said)
 }
 

@@ -55,8 +55,11 @@ pub fn select<'a>(
     let mut picked = vec![selections.is_empty(); all.len()];
     for text in selections {
         // A slip of the hand, or two variables that are empty in a script, shall not mean everything.
-        if let ("..", [first, .., last]) = (&text[..], all) {
-            let (first, last) = (first.name.display(), last.name.display());
+        if text == ".." {
+            let name = |info: Option<&SnapshotInfo>, else_: &str| {
+                info.map_or(else_.into(), |info| info.name.to_string_lossy().into_owned())
+            };
+            let (first, last) = (name(all.first(), "A"), name(all.last(), "B"));
             bail!("..: would mean every snapshot; name an end, as in {first}..{last}");
         }
         let mut found = false;

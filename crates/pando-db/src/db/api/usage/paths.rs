@@ -1,8 +1,9 @@
 //! The keys of a node that the paths to it show, with the number of paths.
 //!
 //! A node may have more paths to it than there are bytes of memory: n trees that each hold the last one twice make
-//! 2^n. So the ranges are merged while they come: ranges that overlap, or that touch and are shown by the same number
-//! of paths, become one, so that there is at most one range for each bound. Pure. May use: ranges of keys.
+//! 2^n. So the ranges are merged while they come: where ranges overlap they are cut, and their numbers of paths are
+//! added; ranges that touch and are shown by the same number of paths become one. So there is at most one range for
+//! each bound. Pure. May use: ranges of keys.
 
 use bytes::Bytes;
 
@@ -69,7 +70,7 @@ impl PathSpans {
     }
 }
 
-/// The same as ranges that are apart, ascending; where two touch, another number of paths shows them.
+/// The same keys as ascending ranges that do not overlap. Where two touch, different numbers of paths show them.
 fn together(parts: Vec<ShownSpan>) -> Vec<ShownSpan> {
     // Where something begins or ends, and how many paths more or fewer show what follows.
     let mut bounds: Vec<(Bytes, i128)> = Vec::with_capacity(2 * parts.len());

@@ -4,6 +4,8 @@ use std::{
     fs::{self, Metadata},
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Component, Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -18,6 +20,10 @@ use crate::{
     report::VERSION,
     size,
 };
+
+/// Attempts that follow a failure although all snapshots still seem to be there, a count.
+const MAX_RETRIES: usize = 5;
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
 
 /// Show the snapshots in which a file or directory changed
 #[derive(clap::Args)]
@@ -94,13 +100,19 @@ struct LogLine {
 
 pub fn run(args: &Args) -> Result<()> {
     let now = absolute(&args.path)?;
-    let mut missed = Vec::new();
+    let (mut missed, mut tries) = (Vec::new(), 0);
     let lines = loop {
         let moments = moments(&args.path)?;
         let lines = changes(&moments, &now);
         // Where a snapshot was deleted meanwhile, that looks like a removal, or fails.
         let is_gone = |moment: &Moment| matches!(there(&moment.top), Ok(None));
         let gone: Vec<PathBuf> = moments.iter().filter(|m| is_gone(m)).map(|m| m.top.clone()).collect();
+        // The kernel shows a snapshot for a moment after the server has deleted it.
+        if gone.is_empty() && lines.is_err() && tries < MAX_RETRIES {
+            tries += 1;
+            thread::sleep(RETRY_PAUSE);
+            continue;
+        }
         // Those that are still listed are not deleted: something is mounted over them.
         if gone.is_empty() || gone == missed {
             break lines?;

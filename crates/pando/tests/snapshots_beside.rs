@@ -109,14 +109,17 @@ fn a_dry_run_tells_what_all_of_them_together_would_give_back() {
             || b.sh("df -B1 --output=used m | tail -1").trim().parse::<f64>().unwrap() / f64::from(1 << 20);
         let before = used();
         b.ok(&["snapshot", "orphans", "--delete", "m"]);
-        // It is given back behind. Nodes that it shares with others make it an estimate.
+        // It is given back behind. Nodes that it shares with others make it an estimate, and what was changed before
+        // may be given back at the same time.
         let begun = std::time::Instant::now();
-        let differ = || (before - used() - told).abs();
-        while differ() > 2.5 && begun.elapsed().as_secs() < 30 {
+        let freed = || before - used();
+        while freed() < told - 2.5 && begun.elapsed().as_secs() < 30 {
             b.ok(&["sync", "m"]);
             std::thread::sleep(std::time::Duration::from_millis(200));
         }
-        assert!((12.0..16.0).contains(&told) && differ() < 2.5, "{told} MiB told, {} freed", before - used());
+        let freed = freed();
+        assert!((12.0..16.0).contains(&told), "{told} MiB told");
+        assert!((told - 2.5..told + 6.0).contains(&freed), "{told} MiB told, {freed} freed");
     }
     b.umount();
     b.ok(&["check", "a.img"]);

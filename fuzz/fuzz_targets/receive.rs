@@ -9,7 +9,7 @@ use std::path::Path;
 use libfuzzer_sys::fuzz_target;
 use pando_fs::{
     Ino,
-    send::{BlockReader, Inside, Position, Receiver, StreamError},
+    send::{BlockReader, FsTree, Position, Receiver, StreamError},
 };
 use pando_fuzz::{BLOCKS, INTERRUPTED, World};
 
@@ -21,7 +21,7 @@ const MOST_BLOCKS: usize = 64;
 /// As `pando receive` does it with what comes from a pipe.
 fn stream(w: &World, top: Ino, bytes: &[u8]) -> Result<(), StreamError> {
     let mut reader = BlockReader::new(bytes)?;
-    let mut tree = Inside::new(&w.fs, top);
+    let mut tree = FsTree::new(&w.fs, top);
     let mut receiver = Receiver::new(&mut tree, ASIDE.to_vec());
     loop {
         let (at, byte) = (reader.position(), reader.bytes());
@@ -32,7 +32,7 @@ fn stream(w: &World, top: Ino, bytes: &[u8]) -> Result<(), StreamError> {
 
 /// Blocks whose checksums would be right, with interruptions.
 fn blocks(w: &World, top: Ino, mut bytes: &[u8]) -> Result<(), StreamError> {
-    let mut tree = Inside::new(&w.fs, top);
+    let mut tree = FsTree::new(&w.fs, top);
     let (mut current, mut totals) = (None, Default::default());
     let mut interrupted = false;
     let mut left = MOST_BLOCKS;

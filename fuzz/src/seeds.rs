@@ -5,7 +5,7 @@ use std::{error::Error, fs, path::Path};
 
 use pando_fs::{
     Authority, DiffOptions, NewSnapshot, RENAME_EXCHANGE, SetAttr, SnapshotId, SnapshotInfo,
-    send::{BlockReader, BlockWriter, Header, Inside, Position, Sender},
+    send::{BlockReader, BlockWriter, FsTree, Header, Position, Sender},
 };
 use pando_fuzz::{BLOCKS, INTERRUPTED, STREAM, World};
 
@@ -35,7 +35,7 @@ fn stream(w: &World, base: Option<&SnapshotInfo>, info: &SnapshotInfo) -> Res<Ve
         w.fs.resolve(Path::new(&format!("/x/.snapshots/{}", s.name.to_string_lossy()))).map(|a| a.ino)
     };
     let after = top(info)?;
-    let source = Inside::new(&w.fs, after);
+    let source = FsTree::new(&w.fs, after);
     let mut out = BlockWriter::new(Vec::new(), &header, 1);
     let mut sink = |block: Vec<u8>, last| out.block(&block, last);
     let mut advance = |_| Ok(());
@@ -46,7 +46,7 @@ fn stream(w: &World, base: Option<&SnapshotInfo>, info: &SnapshotInfo) -> Res<Ve
             let before = top(base)?;
             let options = DiffOptions { ranges: true, no_renames: false };
             let changes = w.fs.diff(None, before, after, options)?.collect::<Result<Vec<_>, _>>()?;
-            sender.difference(&Inside::new(&w.fs, before), changes, w.fs.has_links())?
+            sender.difference(&FsTree::new(&w.fs, before), changes, w.fs.has_links())?
         }
     };
     Ok(out.finish()?)

@@ -209,7 +209,7 @@ fn clones_in_one_batch_cost_in_proportion_to_their_number() {
 }
 
 /// A device with all that has been written to another one so far.
-fn copy(device: &MemDevice) -> Arc<MemDevice> {
+pub fn copy(device: &MemDevice) -> Arc<MemDevice> {
     let copy = Arc::new(MemDevice::new(device.size()));
     let mut chunk = vec![0; MIB];
     for at in (0..device.size()).step_by(MIB) {

@@ -9,12 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pando_db::{
-    Batch, CreateOptions, Db, Options,
-    device::{Device, MemDevice},
-};
+use pando_db::{Batch, CreateOptions, Db, Options, device::MemDevice};
 
-use crate::{expect, one_of_three_tries};
+use crate::{bursts::copy, expect, one_of_three_tries};
 
 const OPERATIONS: u64 = 600_000;
 const OPERATIONS_PER_BATCH: usize = 100;
@@ -41,15 +38,7 @@ fn killed() -> Arc<MemDevice> {
     }
     db.sync().unwrap();
     assert_eq!(db.stats().unwrap().checkpoints, 0);
-    let copy = Arc::new(MemDevice::new(SIZE));
-    let mut bytes = vec![0; 1 << 20];
-    for at in (0..SIZE).step_by(1 << 20) {
-        device.read_at(at, &mut bytes).unwrap();
-        if bytes.iter().any(|byte| *byte != 0) {
-            copy.write_at(at, &bytes).unwrap();
-        }
-    }
-    copy
+    copy(&device)
 }
 
 /// Each operation was put into a persistent map, one by one, which took several times as long as to read it: a log of

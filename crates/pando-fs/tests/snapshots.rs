@@ -1,11 +1,10 @@
-//! Snapshots: what they show, who may, where they go when directories move, what they cost, and crashes.
+//! Snapshots: what they show, who may, where they go when directories move, and what they cost.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use crate::common::*;
-use pando_db::device::{Device, MemDevice, SimDevice};
+use pando_db::device::{Device, MemDevice};
 use pando_fs::*;
 use std::{
-    collections::BTreeMap,
     ffi::OsStr,
     sync::{
         Arc,
@@ -13,19 +12,19 @@ use std::{
     },
 };
 
-fn by(w: &World) -> Authority<'_> {
+pub fn by(w: &World) -> Authority<'_> {
     Authority::Caller(&w.me)
 }
 
-fn named(name: &str) -> NewSnapshot {
+pub fn named(name: &str) -> NewSnapshot {
     NewSnapshot { name: Some(name.into()), ..NewSnapshot::default() }
 }
 
-fn snap(w: &World, path: &str, name: &str) -> SnapshotInfo {
+pub fn snap(w: &World, path: &str, name: &str) -> SnapshotInfo {
     w.on(path, |a| w.fs.snapshot(by(w), a.ino, &named(name))).unwrap().0
 }
 
-fn names(w: &World, path: &str) -> Vec<String> {
+pub fn names(w: &World, path: &str) -> Vec<String> {
     w.on(path, |a| Ok(w.list(a.ino, 3).into_iter().map(|e| e.name.into_string().unwrap()).collect())).unwrap()
 }
 
@@ -191,131 +190,6 @@ fn snapshots_of_a_directory_that_is_gone_are_found_and_given_to_another() {
     w.fs.check(|problem| panic!("{problem}")).unwrap();
 }
 
-#[test]
-fn snapshots_of_directories_below_a_rollback_stay_with_them() {
-    let mut w = World::new();
-    for dir in ["/top", "/top/in", "/top/in/deep", "/top/other", "/new", "/new/in"] {
-        w.mkdir(dir);
-        w.put(&format!("{dir}/f"), b"1");
-    }
-    // A clone in it is the root of a lineage of its own.
-    w.clone_tree("/new", "/top/clone", false).unwrap();
-    let mut numbers: BTreeMap<&str, u32> =
-        ["/top/in", "/top/in/deep", "/top/other", "/top/clone/in", "/new/in"]
-            .map(|dir| (dir, snap(&w, dir, "inner").number))
-            .into();
-    let outer = snap(&w, "/top", "outer").number;
-    // What came after, and what is another directory at the same place.
-    w.mkdir("/top/later");
-    snap(&w, "/top/later", "inner");
-    w.remove_tree("/top/other").unwrap();
-    w.mkdir("/top/other");
-    let other = snap(&w, "/top/other", "inner").number;
-    let removed = numbers.remove("/top/other").unwrap();
-    w.put("/top/in/deep/f", b"2");
-    for round in 0..3 {
-        w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, round != 1)).unwrap();
-        for _ in 0..2 {
-            w.fs.check(|problem| panic!("{problem}")).unwrap();
-            for (dir, number) in &numbers {
-                assert_eq!(names(&w, &format!("{dir}/.snapshots")), ["inner"], "{dir}");
-                let found = w.on(dir, |a| w.fs.snapshots(a.ino)).unwrap();
-                assert_eq!(found.iter().map(|info| info.number).collect::<Vec<_>>(), [*number], "{dir}");
-                assert_eq!(w.get(&format!("{dir}/.snapshots/inner/f")).unwrap(), b"1");
-            }
-            assert_eq!(w.get("/top/in/deep/f").unwrap(), b"1");
-            assert_eq!(errno(w.on("/top/later", |_| Ok(()))), ENOENT);
-            assert_eq!(w.on("/top/other", |a| w.fs.snapshots(a.ino)).unwrap(), []);
-            let gone: Vec<u32> = w.fs.snapshots_of_gone().unwrap().iter().map(|info| info.number).collect();
-            assert_eq!(gone, [removed, outer + 1, other]);
-            w.remount();
-        }
-        // They go with their directories, and are all that their directories need.
-        w.rename("/top/in", "/top/away", 0).unwrap();
-        w.rename("/top/away", "/top/in", 0).unwrap();
-        w.on("/top/in/deep", |a| w.fs.rollback(by(&w), a.ino, numbers["/top/in/deep"], true)).unwrap();
-    }
-    let own = w.on("/top", |a| w.fs.snapshots(a.ino)).unwrap();
-    assert_eq!(own.len(), 2, "outer, and one before a rollback");
-    w.on("/top/in", |a| w.fs.delete_snapshot(by(&w), a.ino, numbers["/top/in"])).unwrap();
-    w.fs.check(|problem| panic!("{problem}")).unwrap();
-}
-
-#[test]
-fn a_directory_that_was_moved_comes_back_from_a_rollback_with_its_snapshots_and_policy() {
-    let mut w = World::new();
-    for dir in ["/top", "/top/a", "/top/a/b", "/top/late"] {
-        w.mkdir(dir);
-        w.put(&format!("{dir}/f"), b"1");
-    }
-    let of = |w: &World, path: &str| -> Vec<u32> {
-        w.on(path, |a| w.fs.snapshots(a.ino)).unwrap().iter().map(|info| info.number).collect()
-    };
-    let policy = StoredPolicy { every_secs: 7, ..StoredPolicy::default() };
-    w.on("/top/a", |a| w.fs.set_policy(by(&w), a.ino, Some(&policy))).unwrap();
-    let (a, b) = (snap(&w, "/top/a", "one").number, snap(&w, "/top/a/b", "one").number);
-    let outer = snap(&w, "/top", "outer").number;
-    // Its only snapshot was made after that of the top, but at its place of then.
-    let late = snap(&w, "/top/late", "one").number;
-    w.rename("/top/late", "/top/moved", 0).unwrap();
-    w.mkdir("/top/c");
-    w.rename("/top/a", "/top/c/d", 0).unwrap();
-    let again = snap(&w, "/top/c/d", "two").number;
-    // Another directory has its place.
-    w.mkdir("/top/a");
-    let other = snap(&w, "/top/a", "one").number;
-    w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
-    for _ in 0..2 {
-        w.fs.check(|problem| panic!("{problem}")).unwrap();
-        assert_eq!((of(&w, "/top/a"), of(&w, "/top/a/b")), (vec![a, again], vec![b]));
-        assert_eq!(of(&w, "/top/late"), [late]);
-        assert_eq!(w.get("/top/a/.snapshots/two/b/f").unwrap(), b"1");
-        let gone: Vec<u32> = w.fs.snapshots_of_gone().unwrap().iter().map(|info| info.number).collect();
-        assert_eq!(gone, [other]);
-        let stored = w.fs.policies().unwrap();
-        assert_eq!(stored.iter().map(|(_, info)| info.path.to_str()).collect::<Vec<_>>(), [Some("/top/a")]);
-        w.remount();
-    }
-    // One that was moved out keeps them, and what comes back in its place has none.
-    w.rename("/top/a", "/out", 0).unwrap();
-    w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
-    assert_eq!((of(&w, "/out"), of(&w, "/out/b")), (vec![a, again], vec![b]));
-    assert_eq!((of(&w, "/top/a"), of(&w, "/top/a/b")), (vec![], vec![]));
-    w.fs.check(|problem| panic!("{problem}")).unwrap();
-}
-
-/// Two directories with snapshots came back to one place, and the snapshots of one of them belonged to nobody.
-#[test]
-fn a_clone_in_the_place_of_a_moved_directory_keeps_its_own_snapshots_and_policy() {
-    let mut w = World::new();
-    for dir in ["/top", "/top/p"] {
-        w.mkdir(dir);
-        w.put(&format!("{dir}/f"), b"1");
-    }
-    let policy = |secs| StoredPolicy { every_secs: secs, ..StoredPolicy::default() };
-    let set = |w: &World, path: &str, secs| {
-        w.on(path, |a| w.fs.set_policy(by(w), a.ino, Some(&policy(secs)))).unwrap();
-    };
-    set(&w, "/top/p", 7);
-    let first = snap(&w, "/top/p", "one").number;
-    let outer = snap(&w, "/top", "outer").number;
-    w.rename("/top/p", "/top/q", 0).unwrap();
-    w.clone_tree("/top/q", "/top/p", false).unwrap();
-    set(&w, "/top/p", 9);
-    let second = snap(&w, "/top/p", "two").number;
-    w.on("/top", |a| w.fs.rollback(by(&w), a.ino, outer, true)).unwrap();
-    for _ in 0..2 {
-        w.fs.check(|problem| panic!("{problem}")).unwrap();
-        let own = w.on("/top/p", |a| w.fs.snapshots(a.ino)).unwrap();
-        let gone = w.fs.snapshots_of_gone().unwrap();
-        let numbers = |infos: &[SnapshotInfo]| infos.iter().map(|info| info.number).collect::<Vec<_>>();
-        assert_eq!((numbers(&own), numbers(&gone)), (vec![second], vec![first]));
-        let stored = w.fs.policies().unwrap();
-        assert_eq!(stored.iter().map(|(_, info)| info.policy.every_secs).collect::<Vec<_>>(), [9]);
-        w.remount();
-    }
-}
-
 /// A clone of `.snapshots` asked an inode for its name while it had the lock for that: the whole mount stood still.
 #[test]
 fn the_directory_of_snapshots_is_neither_cloned_nor_compared() {
@@ -392,45 +266,6 @@ fn no_entry_hides_the_snapshots_of_its_directory() {
     w.on("/d", |a| w.fs.rollback(by(&w), a.ino, number, true)).unwrap();
     w.fs.check(|problem| panic!("{problem}")).unwrap();
     w.assert_nothing_referenced();
-}
-
-#[test]
-fn rolling_back_is_atomic_and_keeps_what_was() {
-    let w = World::new();
-    w.mkdir("/d");
-    w.put("/d/f", b"first");
-    let info = snap(&w, "/d", "first");
-    w.put("/d/f", b"second");
-    w.mkdir("/d/more");
-    // What was moved out since stays itself, beside its older copy.
-    w.put("/d/out", b"out");
-    snap(&w, "/d", "second");
-    w.rename("/d/out", "/out", 0).unwrap();
-    let open = w.attr("/d/f").ino;
-    let held = w.fs.resolve("/d/f".as_ref()).unwrap();
-    let handle = w.fs.open_file(&w.me, held.ino, 0).unwrap();
-    let (report, before) = w.on("/d", |a| w.fs.rollback(by(&w), a.ino, info.number, false)).unwrap();
-    assert_eq!(report.entries[0], (ROOT, "d".into()));
-    assert_eq!((names(&w, "/d"), w.get("/d/f").unwrap()), (vec!["f".into()], b"first".to_vec()));
-    assert_eq!(names(&w, "/d/.snapshots").len(), 3);
-    let before = before.unwrap().name.into_string().unwrap();
-    assert_eq!(names(&w, &format!("/d/.snapshots/{before}")), ["f", "more"]);
-    assert_eq!(&w.fs.read(handle, open, 0, 100).unwrap()[..], b"second", "an open file stays usable");
-    w.fs.release(open, handle);
-    w.fs.forget(held.ino, 1);
-    // Forward again, thrown away.
-    let second = w.on("/d", |a| Ok(w.fs.snapshots(a.ino)?[1].clone())).unwrap();
-    assert_eq!(second.name, "second");
-    w.on("/d", |a| w.fs.rollback(by(&w), a.ino, second.number, true)).unwrap();
-    assert_eq!(
-        (names(&w, "/d"), names(&w, "/d/.snapshots").len()),
-        (vec!["f".into(), "more".into(), "out".into()], 3)
-    );
-    w.walk("/");
-    assert_eq!(errno(w.fs.rollback(by(&w), ROOT, 1, false).map(|_| ())), EINVAL);
-    w.mkdir("/other");
-    assert_eq!(errno(w.on("/other", |a| w.fs.rollback(by(&w), a.ino, 1, false).map(|_| ()))), ENOENT);
-    check_keys(&w);
 }
 
 #[test]
@@ -657,255 +492,6 @@ fn snapshots_beside_a_writer_and_readers() {
     assert!(seen > 20, "nothing was seen");
     w.fs.forget(held.ino, 1);
     assert_eq!(w.fs.check(|problem| panic!("{problem}")).unwrap().problems, 0);
-}
-
-type Tree = BTreeMap<String, Option<Vec<u8>>>;
-
-/// All that a crash may leave of one moment.
-#[derive(Clone, PartialEq, Debug, Default)]
-struct State {
-    live: Tree,
-    snaps: BTreeMap<u32, Tree>,
-    /// Seconds between two snapshots, by the path of the directory.
-    policies: BTreeMap<String, u32>,
-}
-
-fn below(tree: &Tree, dir: &str) -> Tree {
-    let prefix = format!("{dir}/");
-    let inside = tree.iter().filter_map(|(p, v)| Some((format!("/{}", p.strip_prefix(&prefix)?), v.clone())));
-    inside.collect()
-}
-
-fn read_tree(w: &World, path: &str, out: &mut Tree, at: &str) {
-    for name in names(w, if path.is_empty() { "/" } else { path }) {
-        let (full, shown) = (format!("{path}/{name}"), format!("{at}/{name}"));
-        if w.attr(&full).kind == FileKind::Directory {
-            out.insert(shown.clone(), None);
-            read_tree(w, &full, out, &shown);
-        } else {
-            out.insert(shown, Some(w.get(&full).unwrap()));
-        }
-    }
-}
-
-fn read_state(w: &World) -> State {
-    let mut state = State::default();
-    read_tree(w, "", &mut state.live, "");
-    let stored = w.fs.policies().unwrap().into_iter();
-    state.policies = stored.map(|(_, p)| (p.path.into_string().unwrap(), p.policy.every_secs)).collect();
-    for source in w.fs.snapshot_sources().unwrap() {
-        for info in w.fs.snapshots(source).unwrap() {
-            let root = w.fs.open_snapshot(source, info.number).unwrap();
-            // As the tree of a clone, which is taken away again.
-            w.fs.clone_snapshot(by(w), root.ino, (ROOT, OsStr::new("look"))).unwrap();
-            w.fs.forget(root.ino, 1);
-            let mut tree = Tree::new();
-            read_tree(w, "/look", &mut tree, "");
-            w.remove_tree("/look").unwrap();
-            state.snaps.insert(info.number, tree);
-        }
-    }
-    state
-}
-
-/// Carries all policies out at a time of the test's own; adds a state for each snapshot that is made or deleted.
-fn carry_out(w: &World, now: i64, state: &mut State, history: &mut Vec<State>) -> usize {
-    let mut done = 0;
-    for (_, info) in w.fs.policies().unwrap() {
-        let path = info.path.to_str().unwrap();
-        let list = || w.on(path, |a| w.fs.snapshots(a.ino)).unwrap();
-        let (now, before) = (Time { secs: now, nanos: 0 }, list());
-        let work = w.fs.carry_out_policy(&info, (now, false), &mut |_| {}, &mut |_| {}).unwrap();
-        assert_eq!(work.failed, None);
-        let tree = if path == "/" { state.live.clone() } else { below(&state.live, path) };
-        let made = list().into_iter().filter(|s| before.iter().all(|old| old.number != s.number));
-        let made: Vec<u32> = made.map(|s| s.number).collect();
-        assert_eq!(made.len(), usize::from(work.made.is_some()));
-        for number in made {
-            state.snaps.insert(number, tree.clone());
-            history.push(state.clone());
-            done += 1;
-        }
-        for name in &work.deleted {
-            let gone = before.iter().find(|s| s.name == *name).unwrap();
-            state.snaps.remove(&gone.number);
-            history.push(state.clone());
-            done += 1;
-        }
-    }
-    done
-}
-
-fn crash_run(seed: u64, steps: usize) {
-    println!("PANDO_SEED={seed} PANDO_STEPS={steps}");
-    let mut r = Random::new(seed);
-    let mut device = Arc::new(SimDevice::new(256 << 20, seed));
-    Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
-    let options = || MountOptions::default().background(false).cache_bytes(8 << 20);
-    let mut w = World::over(Fs::open(device.clone(), options()).unwrap());
-    let mut history = vec![State::default()];
-    let (mut crashes, mut lost, mut automatic, mut now) = (0, 0, 0, 1_000_000);
-    for _ in 0..steps {
-        now += r.below(100) as i64;
-        let mut state = history.last().unwrap().clone();
-        let dir = format!("/{}", ["a", "b", "c"][r.below(3)]);
-        let is_there = state.live.contains_key(&dir);
-        match r.below(15) {
-            0..=2 if is_there => {
-                let path = format!("{dir}/{}", ["x", "y", "z"][r.below(3)]);
-                if !state.live.contains_key(&path) {
-                    w.put(&path, b"");
-                    state.live.insert(path.clone(), Some(Vec::new()));
-                    history.push(state.clone());
-                }
-                let data = pattern(1 + r.below(3000), r.next() as u8);
-                w.on(&path, |a| w.fs.write(NONE, a.ino, 0, &data, false)).unwrap();
-                let content = state.live.get_mut(&path).unwrap().as_mut().unwrap();
-                content.resize(content.len().max(data.len()), 0);
-                content[..data.len()].copy_from_slice(&data);
-            }
-            0..=2 => {
-                w.mkdir(&dir);
-                state.live.insert(dir, None);
-            }
-            3 if is_there => {
-                w.remove_tree(&dir).unwrap();
-                state.live.retain(|path, _| *path != dir && !path.starts_with(&format!("{dir}/")));
-                state.policies.remove(&dir);
-            }
-            4..=6 if state.snaps.len() < 6 => {
-                let whole = r.below(3) == 0;
-                if !whole && !is_there {
-                    continue;
-                }
-                let (path, tree) = match whole {
-                    true => ("/", state.live.clone()),
-                    false => (&dir[..], below(&state.live, &dir)),
-                };
-                let new = NewSnapshot::default();
-                let (info, _) = w.on(path, |a| w.fs.snapshot(by(&w), a.ino, &new)).unwrap();
-                state.snaps.insert(info.number, tree);
-            }
-            7 if is_there => {
-                // Back to any of its own.
-                let own = w.on(&dir, |a| w.fs.snapshots(a.ino)).unwrap();
-                let Some(info) = own.first().map(|_| r.pick(&own).clone()) else { continue };
-                let discard = r.below(2) == 0;
-                let was = below(&state.live, &dir);
-                let (_, before) = w.on(&dir, |a| w.fs.rollback(by(&w), a.ino, info.number, discard)).unwrap();
-                if let Some(before) = before {
-                    state.snaps.insert(before.number, was);
-                }
-                state.live.retain(|path, _| !path.starts_with(&format!("{dir}/")));
-                let back = state.snaps[&info.number].clone();
-                state.live.extend(back.into_iter().map(|(p, v)| (format!("{dir}{p}"), v)));
-            }
-            8 => {
-                let sources = w.fs.snapshot_sources().unwrap();
-                let Some(source) = sources.first().map(|_| *r.pick(&sources)) else { continue };
-                let own = w.fs.snapshots(source).unwrap();
-                let Some(info) = own.first().map(|_| r.pick(&own).clone()) else { continue };
-                w.fs.delete_snapshot(by(&w), source, info.number).unwrap();
-                state.snaps.remove(&info.number);
-            }
-            9 => {
-                match r.below(3) {
-                    0 => w.fs.db().checkpoint().unwrap(),
-                    1 => w.fs.db().settle().unwrap(),
-                    _ => w.fs.sync().unwrap(),
-                }
-                history = vec![state];
-                continue;
-            }
-            11 => {
-                let whole = r.below(3) == 0;
-                if !whole && !is_there {
-                    continue;
-                }
-                let path = if whole { "/".into() } else { dir };
-                let every_secs = 100 * (1 + r.below(4) as u32);
-                let keep = SnapshotPolicy { last: 1 + r.below(2) as u32, ..SnapshotPolicy::default() };
-                let policy = StoredPolicy { every_secs, keep, ..StoredPolicy::default() };
-                let policy = (r.below(4) > 0).then_some(policy);
-                w.on(&path, |a| w.fs.set_policy(by(&w), a.ino, policy.as_ref())).unwrap();
-                match policy {
-                    Some(_) => state.policies.insert(path, every_secs),
-                    None => state.policies.remove(&path),
-                };
-            }
-            12..=13 => automatic += carry_out(&w, now, &mut state, &mut history),
-            10 | 14 if r.below(3) == 0 => {
-                crashes += 1;
-                device.crash();
-                drop(w);
-                device = device.reopen();
-                w = World::over(Fs::open(device.clone(), options()).unwrap());
-                w.fs.check(|problem| panic!("{problem}")).unwrap();
-                let found = read_state(&w);
-                let at = history.iter().rposition(|state| *state == found);
-                let Some(at) = at else {
-                    panic!("a state that never was: {found:#?}\nthe last: {:#?}", history.last())
-                };
-                lost += history.len() - 1 - at;
-                w.fs.sync().unwrap();
-                history = vec![found];
-                continue;
-            }
-            _ => continue,
-        }
-        history.push(state);
-    }
-    assert_eq!(read_state(&w), *history.last().unwrap());
-    println!("{crashes} crashes, {lost} calls lost, {automatic} snapshots made and deleted by policies");
-    assert!(crashes > 1 && lost > 0 && automatic > 0, "nothing happened");
-}
-
-#[test]
-fn after_a_crash_snapshots_and_policies_are_those_of_one_moment() {
-    random_runs(12, 400, crash_run);
-}
-
-/// Else a command that looks its snapshot up says that there is none.
-#[test]
-fn a_directory_that_was_rolled_back_says_that_its_snapshots_are_elsewhere() {
-    let w = World::new();
-    w.mkdir("/d");
-    let info = snap(&w, "/d", "one");
-    let kept = |ino| w.fs.snapshots_of(ino, 0, 10).map(|found| found.len());
-    w.on("/d", |before| {
-        assert_eq!(kept(before.ino).unwrap(), 1);
-        w.on("/d", |a| w.fs.rollback(by(&w), a.ino, info.number, true)).unwrap();
-        assert_eq!(errno(kept(before.ino).map(drop)), ESTALE);
-        w.on("/d", |after| kept(after.ino)).map(|n| assert_eq!(n, 1))
-    })
-    .unwrap();
-    w.mkdir("/e");
-    assert_eq!(w.on("/e", |a| kept(a.ino)).unwrap(), 0, "one without snapshots has none");
-}
-
-/// The time of a snapshot may be from before its batch: a policy's is that at which its round began.
-#[test]
-fn a_fork_that_is_in_a_snapshot_stays_one_when_that_is_rolled_back_to() {
-    let w = World::new();
-    w.mkdir("/w");
-    w.mkdir("/w/a");
-    w.put("/w/a/f", b"1");
-    let policy = StoredPolicy { every_secs: 10, ..StoredPolicy::default() };
-    let dir = w.attr("/w").ino;
-    w.on("/w", |a| w.fs.set_policy(Authority::Caller(&w.me), a.ino, Some(&policy))).unwrap();
-    let (_, info) = w.fs.policies().unwrap().remove(0);
-    let before = Time { secs: 1_000_000_000, nanos: 0 };
-    let mut fork = |_| w.fork("/w/a", "/w/f");
-    let work = w.fs.carry_out_policy(&info, (before, false), &mut fork, &mut |_| {}).unwrap();
-    assert!(work.made.is_some());
-    let number = w.fs.snapshots(dir).unwrap()[0].number;
-    w.put("/w/f/g", b"2");
-    w.on("/w", |a| w.fs.rollback(Authority::Caller(&w.me), a.ino, number, true)).unwrap();
-    check_keys(&w);
-    w.put("/w/f/h", b"3");
-    w.merge("/w/f", "/w/a", MergeOptions::default()).unwrap();
-    assert_eq!(w.get("/w/a/h").unwrap(), b"3");
-    check_keys(&w);
 }
 
 /// What is looked at is one moment; where a directory has gone since is none of its business.

@@ -125,6 +125,24 @@ fn a_dry_run_tells_what_all_of_them_together_would_give_back() {
     b.ok(&["check", "a.img"]);
 }
 
+/// A disk that is full took no line of what was deleted, and the rest stayed on it.
+#[test]
+fn what_cannot_be_printed_is_deleted_all_the_same() {
+    let b = mounted!();
+    b.sh("mkdir m/d");
+    make(&b, "m/d", &["a", "b", "c", "d"]);
+    let full = |args: &str| {
+        let command = format!("pando snapshot {args} > /dev/full 2> said");
+        assert!(!begun(&b, &command).wait().unwrap().success());
+        b.sh("cat said")
+    };
+    assert!(full("delete m/d b c").contains("No space left"));
+    assert_eq!(names(&b, "m/d"), ["a", "d"]);
+    let said = full("prune m/d --min-free 100%");
+    assert!(said.contains("no snapshot is left to delete"), "{said}");
+    assert_eq!(names(&b, "m/d"), [""; 0]);
+}
+
 #[test]
 fn two_that_delete_the_same_snapshots_at_once_both_succeed() {
     let b = mounted!();

@@ -151,12 +151,19 @@ pub fn make_room(dir: &Path, percent: u8) -> Result<()> {
     let mut all = snapshots(dir)?;
     all.retain(|info| !info.keep);
     all.sort_by_key(|info| (info.created, info.number));
+    let mut unprinted = None;
     for info in &all {
         let before = free()?;
         if !is_short(before) {
-            return Ok(());
+            return unprinted.map_or(Ok(()), Err);
         }
-        delete(dir, &[], &[info], false)?;
+        if let Err(e) = delete(dir, &[], &[info], false) {
+            // It may be deleted, and only not printed, because the disk is full.
+            if snapshots(dir)?.iter().any(|left| left.number == info.number) {
+                return Err(e);
+            }
+            unprinted = unprinted.or(Some(e));
+        }
         // What it alone had is given back behind.
         let begun = std::time::Instant::now();
         while begun.elapsed() < ROOM_PATIENCE && free()?.0 <= before.0 {
@@ -165,6 +172,6 @@ pub fn make_room(dir: &Path, percent: u8) -> Result<()> {
     }
     match is_short(free()?) {
         true => bail!("{}: less than {percent}% is free, and no snapshot is left to delete", dir.display()),
-        false => Ok(()),
+        false => unprinted.map_or(Ok(()), Err),
     }
 }

@@ -230,7 +230,8 @@ fn deletes_go_through_after_any_number_of_refused_calls() {
 fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
     let (mut refused, mut seeds) = (0, seeds_for("PANDO_MODEL_SECONDS", 4));
     while let Some(seed) = seeds.take_late() {
-        refused += used_up_beside_a_snapshot(seed, false);
+        refused +=
+            used_up_beside_a_snapshot(seed, 0) + used_up_beside_a_snapshot(seed, 1 + seed as usize / 2 % 4);
         if seeds.spent() >= 1.0 && refused > 0 {
             break;
         }
@@ -242,22 +243,38 @@ fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
 /// the snapshot stayed for ever.
 #[test]
 fn a_snapshot_is_deleted_when_the_last_unlink_beside_it_and_a_fork_took_much() {
-    assert!(used_up_beside_a_snapshot(13_064_762_836_777, true) > 0, "vacuous");
+    assert!(used_up_beside_a_snapshot(13_064_762_836_777, 1) > 0, "vacuous");
 }
 
-/// Unlinks that were refused before the snapshot was deleted, a count.
-fn used_up_beside_a_snapshot(seed: u64, with_fork: bool) -> usize {
+/// Edits that went on with an unlink took what the deletion of the snapshot needed: a part of the times, with and
+/// without a fork. Or so many unlinks waited in the root that it could not be written any more.
+#[test]
+fn a_snapshot_is_deleted_when_what_goes_on_with_unlinks_beside_it_took_much() {
+    assert!(used_up_beside_a_snapshot(5_800_511_297_333, 3) > 0, "vacuous");
+    assert!(used_up_beside_a_snapshot(9_151_936_967_783, 0) > 0, "vacuous");
+}
+
+/// Unlinks that were refused before the snapshot was deleted, a count. So many forks are deleted before, which frees
+/// nearly nothing.
+fn used_up_beside_a_snapshot(seed: u64, forks: usize) -> usize {
     let mut rng = Rng(seed | 1);
     let mut full = Full::new(seed, &mut rng);
     let w = &full.w;
     let (me, what) = (Authority::Caller(&w.me), &full.what);
-    if with_fork {
-        let room = full.files.len() / 10 + 1;
-        full.files.drain(..room).for_each(|(path, _)| w.unlink(&path).unwrap());
-        w.fs.db().settle().unwrap();
-        w.mkdir("/few");
-        w.create("/few/one").unwrap();
-        w.fork("/few", "/fork");
+    if forks > 0 {
+        // What the fork takes.
+        loop {
+            let room = full.files.len() / 10 + 1;
+            full.files.drain(..room).for_each(|(path, _)| w.unlink(&path).unwrap());
+            w.fs.db().settle().unwrap();
+            let made = w.at("/few", |d, n| w.fs.mkdir(&w.me, d, n, 0o755));
+            match made.map(|attr| w.fs.forget(attr.ino, 1)).and_then(|()| w.create("/few/one")) {
+                Ok(_) => break,
+                Err(e) => assert!(e.errno() == ENOSPC && full.files.len() > 10, "{what}: {e}"),
+            }
+            let _not_there = w.rmdir("/few");
+        }
+        (0..forks).for_each(|i| w.fork("/few", &format!("/fork{i}")));
     }
     let number = loop {
         // What the snapshot itself takes.
@@ -282,11 +299,12 @@ fn used_up_beside_a_snapshot(seed: u64, with_fork: bool) -> usize {
     }
     let refused = left.len();
     println!("{what}: {refused} of {all} unlinks refused, {:?}", begun.elapsed());
-    if with_fork {
-        w.unlink("/fork/one").unwrap_or_else(|_| left.push("/fork/one".into()));
+    for fork in (0..forks).map(|i| format!("/fork{i}")) {
+        let one = format!("{fork}/one");
+        w.unlink(&one).unwrap_or_else(|_| left.push(one.clone()));
         // Only an empty one goes.
-        let gone = w.rmdir("/fork");
-        assert!(gone.is_ok() || w.exists("/fork/one"), "{what}: {gone:?}");
+        let gone = w.rmdir(&fork);
+        assert!(gone.is_ok() || w.exists(&one), "{what}: {gone:?}");
     }
     let deleted = w.fs.delete_snapshot(me, ROOT, number);
     deleted.unwrap_or_else(|e| panic!("{what}: {e}, after {refused} refused unlinks"));

@@ -14,10 +14,10 @@
 use bytes::Bytes;
 
 use crate::{
-    dag::edit::Edit,
+    dag::{edit::Edit, memtable::Memtable, share::place::PlacedClones},
     error::{Result, or_if_damaged},
     key::{Lens, Span},
-    node::{Body, Node, NodeId},
+    node::{Body, Layer, Node, NodeId},
 };
 
 /// What a walk looks for.
@@ -117,6 +117,18 @@ impl Edit<'_> {
             }
             Tombstones::Worthwhile => self.pays_to_push_down(node, i, left),
         }
+    }
+
+    /// Adds the oldest memtable to the root, and pushes down only what waits on the paths to the beginnings of the
+    /// ranges that it deletes. Used where space is short and these deletes free some: other messages that wait at the
+    /// root stay there. Some of the deletes may, too, if the edit becomes large. I/O: as [`Edit::push_down_at`], for
+    /// each range.
+    pub fn apply_deletes(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
+        let placed = self.keep_table(table, layer)?;
+        for range in table.ranges.values().filter(|range| range.is_delete()) {
+            while !self.is_large() && self.push_down_at(&range.span.lo, Tombstones::All)? {}
+        }
+        Ok(placed)
     }
 
     /// Flushes the edges on the path from the root to `key` that have what `which` says. Returns whether there were

@@ -14,6 +14,7 @@ use parking_lot::MutexGuard;
 
 use crate::{
     batch::{Effect, Op},
+    dag::write::flush::pending,
     db::{
         admission::reader_waits::ReaderWaits,
         budget::{
@@ -24,6 +25,7 @@ use crate::{
         record::Encoded,
     },
     error::{Error, Result},
+    node::MAX_HEIGHT,
     store::log,
     waiting,
 };
@@ -98,18 +100,35 @@ impl SpaceEffect {
 
 impl Engine {
     /// Bytes that the last deletes may not take, so that a batch of [`SpaceEffect::Releases`] goes through when no
-    /// other does: those of its edit, and of [`SPLIT_NODES`] more. If more nodes are shared than one edit changes,
-    /// and the last deletes have freed nothing, then one more delete may copy as many shared nodes as an edit can
-    /// change, whose old versions stay in use: so the bytes of a second edit are kept as well. Otherwise there is
-    /// little to release, and little is kept, because such a store has to be emptied too.
-    fn release_reserve(&self, last: &LastDeletes) -> u64 {
-        let edit = self.min_edit_reserve();
+    /// other does. If more nodes are shared than one edit changes, and the last deletes have freed nothing, then one
+    /// more delete may copy as many shared nodes as an edit can change, whose old versions stay in use: so the bytes
+    /// of a second edit are kept as well. Otherwise there is little to release, and little is kept, because such a
+    /// store has to be emptied too.
+    fn last_deletes_reserve(&self, last: &LastDeletes) -> u64 {
         let shared = || self.superversion.read().tree.table.shared();
         if last.were_in_vain() && shared() > self.limits.edit_nodes as u64 {
-            (2 * edit).min(self.edit_reserve().midpoint(self.reserve()))
+            (2 * self.min_edit_reserve()).min(self.edit_reserve().midpoint(self.reserve()))
         } else {
-            (edit + SPLIT_NODES * self.limits.node as u64).min(self.edit_reserve())
+            self.release_reserve().min(self.edit_reserve())
         }
+    }
+
+    /// Bytes of messages that wait in the root beyond its limit, because there is no space below, and its height. Each
+    /// batch has the root written anew beside its old version. None if the root cannot be read: then batches wait
+    /// above it. I/O: its header.
+    fn waiting_at_root(&self) -> (u64, u64) {
+        let tree = self.superversion.read().tree.clone();
+        self.pager.node(&tree.table, tree.root).map_or((0, MAX_HEIGHT.into()), |root| {
+            (pending(&root.node).saturating_sub(self.most_pending()) as u64, root.node.height.into())
+        })
+    }
+
+    /// Bytes that a batch of [`SpaceEffect::Releases`] needs: those of an edit, or of one that changes only the paths
+    /// to both ends of what it deletes, if that is less ([`crate::dag::edit::Edit::apply_deletes`]).
+    fn least_for_release(&self) -> u64 {
+        let (waiting, height) = self.waiting_at_root();
+        let nodes = 2 * (height + 1) + SPLIT_NODES;
+        (nodes * self.limits.node as u64 + waiting).min(self.min_edit_reserve())
     }
 
     /// Returns when a batch may be applied, which the caller does before it drops the result. `effect` is what the
@@ -200,7 +219,10 @@ impl Engine {
             self.flush_what_is_written()?;
         }
         let enough = || -> Result<bool> {
-            let (wanted, free) = (self.owed() + held_back + 2 * len, self.space.free_bytes());
+            let (mut wanted, free) = (self.owed() + held_back + 2 * len, self.space.free_bytes());
+            if free >= wanted && free < wanted + self.reserve() && space_effect != SpaceEffect::Releases {
+                wanted += self.waiting_at_root().0;
+            }
             let better = (wanted + self.working_space()).min(free);
             Ok(free >= wanted && (self.space.ensure_backed(better)? || self.space.ensure_backed(wanted)?))
         };
@@ -214,8 +236,8 @@ impl Engine {
         let mut turn = self.last_deletes.lock();
         // With less free space than one edit needs, no batch could be flushed.
         let wanted = |turn: &LastDeletes| match space_effect {
-            SpaceEffect::Releases => self.min_edit_reserve() + 2 * len,
-            _ => self.release_reserve(turn) + 2 * len,
+            SpaceEffect::Releases => self.least_for_release() + 2 * len,
+            _ => self.last_deletes_reserve(turn) + self.waiting_at_root().0 + 2 * len,
         };
         if turn.until_retry > 0 && space_effect == SpaceEffect::Frees {
             self.checkpoint()?;

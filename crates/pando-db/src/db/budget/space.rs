@@ -55,6 +55,12 @@ impl Engine {
         nodes * self.limits.node as u64 + self.table_pages(nodes) * BLOCK
     }
 
+    /// Bytes that edits leave for a batch that removes the last reference to data, such as a snapshot, where other
+    /// deletes free nothing: those of its edit, and of [`SPLIT_NODES`] more.
+    pub(crate) fn release_reserve(&self) -> u64 {
+        self.min_edit_reserve() + SPLIT_NODES * self.limits.node as u64
+    }
+
     /// Bytes that the medium is asked to reserve beyond what is needed: if the host of a sparse store becomes full, a
     /// little can still be written, and again after everything was deleted.
     pub(crate) fn working_space(&self) -> u64 {
@@ -72,13 +78,13 @@ impl Engine {
         self.dirty.bytes() + self.table_pages(self.dirty.count()) * BLOCK
     }
 
-    /// Whether there is space for all dirty nodes, if they grow by so many bytes and nodes.
-    pub(crate) fn has_space_for(&self, (bytes, nodes): (i64, i64)) -> bool {
+    /// Whether there is space for all dirty nodes, if they grow by so many bytes and nodes, and `kept` bytes are left.
+    pub(crate) fn has_space_for(&self, (bytes, nodes): (i64, i64), kept: u64) -> bool {
         if bytes <= 0 || self.options.read_only {
             return true;
         }
         let pages = self.table_pages(self.dirty.count().saturating_add_signed(nodes));
-        self.space.free_bytes() >= self.dirty.bytes().saturating_add_signed(bytes) + pages * BLOCK
+        self.space.free_bytes() >= self.dirty.bytes().saturating_add_signed(bytes) + pages * BLOCK + kept
     }
 
     /// True if more dirty nodes could become too many for the space that is left.

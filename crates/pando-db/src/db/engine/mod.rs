@@ -108,6 +108,15 @@ pub(crate) struct Durable {
     pub attempted: Option<Table>,
 }
 
+/// The last edit that found no space for what it pushes down, on a store with shared nodes.
+#[derive(Default)]
+pub(crate) struct RefusedPushDown {
+    /// Bytes that were free then; 0 if there always was space.
+    pub free_bytes: AtomicU64,
+    /// Edits that were not tried since the store was opened, a count.
+    pub skipped: AtomicU32,
+}
+
 #[derive(Default)]
 pub(crate) struct EngineCounters {
     pub checkpoints: AtomicU64,
@@ -127,6 +136,9 @@ pub(crate) struct EngineCounters {
     pub skip_range_used: AtomicBool,
     /// State in which the last write was refused for lack of space; 0: none was.
     pub refused_at: AtomicU64,
+    pub push_down_refused: RefusedPushDown,
+    /// The newest batch known to remove the last reference to data, or a later one in the same memtable.
+    pub released: AtomicU64,
     /// Waits in vain for readers, one after the other, by writes that would have been refused.
     pub vain_reader_waits: AtomicU32,
     /// Since when the flusher has found no room for a table, although nothing was dirty.

@@ -5,26 +5,76 @@
 //! decoded, and when edges are followed, and give errors instead. So an assertion that fails is a bug; nothing has
 //! been published then, and the store stops.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use crate::{
     dag::{
         edit::{Changes, Context, Edit},
         tree::{Limits, Tree, idle_levels, tall_levels},
     },
-    db::engine::{Engine, dirty::Dirty, superversion::Superversion},
+    db::engine::{Engine, RefusedPushDown, dirty::Dirty, superversion::Superversion},
     error::{Error, Result},
 };
+
+/// Edits without space for what they push down of which one is tried again, a count.
+const SKIPPED_PUSH_DOWNS: u32 = 64;
 
 /// Whether an edit is published only if there is space on the device for all nodes that are dirty then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SpaceCheck {
     Required,
+    /// The same, and enough is left for the edit of a batch that removes the last reference to data.
+    LeavesRelease,
     /// For a store that is being opened: its log is replayed in memory before anything is written.
     Skipped,
 }
 
 impl Engine {
+    /// Whether a memtable whose newest batch is number `msn` may have one that removes the last reference to data.
+    pub(super) fn is_release(&self, msn: u64) -> bool {
+        msn <= self.counters.released.load(Ordering::Relaxed)
+    }
+
+    /// The check for an edit that pushes deletes down. It may copy as many shared nodes as it can change, whose old
+    /// versions stay in use, and so may each edit that goes on with it.
+    pub(super) fn check_for_push_down(&self, space: SpaceCheck) -> SpaceCheck {
+        match space {
+            SpaceCheck::Required
+                if self.superversion.read().tree.table.shared() > self.limits.edit_nodes as u64 =>
+            {
+                SpaceCheck::LeavesRelease
+            }
+            other => other,
+        }
+    }
+
+    /// Makes an edit that pushes messages down; `None` if it is not tried, because the last one has found no space, and
+    /// there is no more since. A try makes all nodes that it would change, and without this each small delete on a
+    /// store without space would lead to one. Now and then one is tried anyway, because another may need less. The
+    /// caller holds `flushing`.
+    pub(super) fn push_down<T>(
+        &self,
+        check: SpaceCheck,
+        edit: impl FnOnce() -> Result<T>,
+    ) -> Result<Option<T>> {
+        if check != SpaceCheck::LeavesRelease {
+            return edit().map(Some);
+        }
+        let RefusedPushDown { free_bytes, skipped } = &self.counters.push_down_refused;
+        if self.space.free_bytes() <= free_bytes.load(Ordering::Relaxed) {
+            let n = skipped.fetch_add(1, Ordering::Relaxed) + 1;
+            if !n.is_multiple_of(SKIPPED_PUSH_DOWNS) {
+                return Ok(None);
+            }
+        }
+        let done = edit();
+        // Otherwise a checkpoint of what is dirty may free some.
+        if matches!(done, Err(Error::NoSpace)) && self.dirty.count() == 0 {
+            free_bytes.store(self.space.free_bytes(), Ordering::Relaxed);
+        }
+        done.map(Some)
+    }
+
     pub fn context(&self) -> Context<'_> {
         Context {
             pager: &self.pager,
@@ -99,7 +149,12 @@ impl Engine {
         then: impl FnOnce(&mut Superversion),
     ) -> Result<()> {
         let versions = Dirty::weigh(changes.versions(), self.limits.node);
-        if space == SpaceCheck::Required && !self.has_space_for(self.dirty.growth(&versions)) {
+        let kept = match space {
+            SpaceCheck::Required => Some(0),
+            SpaceCheck::LeavesRelease => Some(self.release_reserve()),
+            SpaceCheck::Skipped => None,
+        };
+        if kept.is_some_and(|kept| !self.has_space_for(self.dirty.growth(&versions), kept)) {
             return Err(Error::NoSpace);
         }
         let (orphans, old) = self.change(|superversion| -> Result<_> {

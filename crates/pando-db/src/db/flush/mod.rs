@@ -8,7 +8,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use crate::{
-    dag::memtable::build::MemtableBuild,
+    dag::{edit::Edit, memtable::build::MemtableBuild},
     db::{
         engine::{Engine, superversion::Superversion},
         flush::edit::SpaceCheck,
@@ -86,7 +86,21 @@ impl Engine {
         // read, or because space is short although nothing is dirty.
         let stays =
             |error: &Error| error.is_damage() || matches!(error, Error::NoSpace) && self.dirty.count() == 0;
-        let placed = match self.edit_in(&cx, space, |edit| edit.apply_table(&table, layer.clone()), done) {
+        let check = match self.is_release(table.first_msn) {
+            true => space,
+            false => self.check_for_push_down(space),
+        };
+        // What a release deletes is to be free soon, and other messages that wait at the top could take the space for
+        // that: they stay there.
+        let releases = self.is_release(table.first_msn) && self.is_short();
+        let apply = || {
+            let with = |edit: &mut Edit<'_>| match releases {
+                true => edit.apply_deletes(&table, layer.clone()),
+                false => edit.apply_table(&table, layer.clone()),
+            };
+            self.edit_in(&cx, check, with, done)
+        };
+        let placed = match self.push_down(check, apply).and_then(|pushed| pushed.ok_or(Error::NoSpace)) {
             Err(error) if stays(&error) => {
                 match self.edit_in(&cx, space, |edit| edit.keep_table(&table, layer.clone()), done) {
                     Err(error) if error.is_damage() => {
@@ -164,9 +178,13 @@ impl Engine {
         let msn = self.superversion.read().tree.msn;
         let is_new = self.lowered_at.swap(msn, Ordering::Relaxed) != msn;
         let cx = self.context();
-        let done = is_new && or_not(self.edit_in(&cx, space, |edit| edit.lower_too_tall(), |_| ()))?
-            || or_not(self.edit_in(&cx, space, |edit| edit.relieve_root(), |_| ()))?;
-        Ok(if done { FlushStep::Done } else { FlushStep::Nothing })
+        let check = self.check_for_push_down(space);
+        let push_down = || {
+            Ok(is_new && or_not(self.edit_in(&cx, check, |edit| edit.lower_too_tall(), |_| ()))?
+                || or_not(self.edit_in(&cx, check, |edit| edit.relieve_root(), |_| ()))?)
+        };
+        let done = self.push_down(check, push_down)?;
+        Ok(if done.unwrap_or(false) { FlushStep::Done } else { FlushStep::Nothing })
     }
 
     /// Applies all sealed memtables without writing to the device: for recovery, because the device may be read-only.

@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::{
-    batch::{Batch, Op},
+    batch::{Batch, Effect, Op},
     dag::memtable::{Memtable, range::TableRange},
     db::{
         engine::{Engine, superversion::Superversion},
@@ -122,9 +122,16 @@ impl Engine {
         let mut refuted = 0;
         loop {
             let admitted = self.admit(&encoded, effect)?;
-            let tried = self.when_expected(&expected, |superversion| match may_coalesce {
-                true => self.try_coalesce(superversion, &encoded, proof.as_ref()),
-                false => self.try_apply(superversion, &encoded, proof.as_ref()),
+            let tried = self.when_expected(&expected, |superversion| {
+                let tried = match may_coalesce {
+                    true => self.try_coalesce(superversion, &encoded, proof.as_ref()),
+                    false => self.try_apply(superversion, &encoded, proof.as_ref()),
+                };
+                if effect == Effect::Releases {
+                    // Before its table can be flushed.
+                    self.counters.released.fetch_max(self.log.appended_msn(), Ordering::Relaxed);
+                }
+                tried
             })?;
             drop(admitted);
             match tried {

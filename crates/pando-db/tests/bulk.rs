@@ -47,6 +47,21 @@ fn load(value: usize, total: usize) -> f64 {
     ratio
 }
 
+/// A value that moves while it waits in memory is the same value at the same place in the order: only its key tells that
+/// the page that was written for it must not be taken.
+#[test]
+fn a_value_that_was_moved_does_not_come_back_under_its_old_key() {
+    let (_, db) = store(64 << 20);
+    let mut batch = Batch::new();
+    (0..40).for_each(|i| _ = batch.put(format!("k{i:02}"), noise(i, 3000)));
+    db.write(batch).unwrap();
+    db.sync().unwrap();
+    db.rename_prefix("k05", "k04x").unwrap();
+    db.checkpoint().unwrap();
+    assert!(db.get(b"k05").unwrap().is_none());
+    assert!(db.get(b"k04x").unwrap().unwrap() == noise(5, 3000));
+}
+
 #[test]
 fn a_sequential_load_is_written_once() {
     for value in [4 << 10, 16 << 10, 128 << 10] {

@@ -7,14 +7,14 @@
 
 #![allow(clippy::unwrap_used)]
 
-#[path = "tidy_source/engine_floors.rs"]
-mod engine_floors;
-#[path = "tidy_source/fs_floors.rs"]
-mod fs_floors;
+#[path = "tidy_source/engine_layers.rs"]
+mod engine_layers;
+#[path = "tidy_source/fs_layers.rs"]
+mod fs_layers;
 #[path = "tidy_source/imports.rs"]
 mod imports;
-#[path = "tidy_source/mount_floors.rs"]
-mod mount_floors;
+#[path = "tidy_source/mount_layers.rs"]
+mod mount_layers;
 #[path = "tidy_source/names.rs"]
 mod names;
 #[path = "tidy_source/programs.rs"]
@@ -29,20 +29,20 @@ mod tokens;
 mod uses;
 
 use crate::{
-    engine_floors::{DAG, ROOMS},
-    imports::{broken_floors, circles},
+    engine_layers::{DAG, ENGINE},
+    imports::{broken_layers, circles},
     names::{same_constants, same_names, without_unit},
-    source::{Floors, Source},
+    source::{Layers, Source},
 };
 
 #[test]
 fn the_rules_find_what_breaks_them() {
     let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
     // As text: a module, what it uses, and how.
-    let broken = |table: Floors, folder: &[&str], sources: &[Source]| -> Vec<String> {
-        let pairs = broken_floors(table, folder, sources).into_iter();
+    let broken = |table: Layers, folder: &[&str], sources: &[Source]| -> Vec<String> {
+        let pairs = broken_layers(table, folder, sources).into_iter();
         pairs
-            .map(|((room, other), how)| format!("{room} {other} {}", Vec::from_iter(how).join(" ")))
+            .map(|((module, other), how)| format!("{module} {other} {}", Vec::from_iter(how).join(" ")))
             .collect()
     };
     let bad = [source(
@@ -50,7 +50,7 @@ fn the_rules_find_what_breaks_them() {
         "use crate::{\n    error::Error,\n    dag::{edit::Edit, read::view::View as V},\n};\nuse std::{dag, io};\n",
     )];
     assert_eq!(
-        broken(ROOMS, &[], &bad),
+        broken(ENGINE, &[], &bad),
         [
             "key dag key/mod.rs: dag::edit::Edit key/mod.rs: dag::read::view::View",
             "key error key/mod.rs: error::Error"
@@ -65,7 +65,7 @@ fn the_rules_find_what_breaks_them() {
     ];
     assert_eq!(broken(DAG, &["dag"], &parent), ["dag::tree dag::gc dag/tree.rs: dag::gc::prune::X"]);
     let test = [source("key/span.rs", "#[cfg(test)]\nmod tests {\n    use crate::dag::edit::Edit;\n}\n")];
-    assert_eq!(broken(ROOMS, &[], &test), [""; 0]);
+    assert_eq!(broken(ENGINE, &[], &test), [""; 0]);
     let twice = [
         source("a.rs", "pub(crate) struct Page {\n}\nimpl Deref for Page {\n    type Target = [u8];\n}\n"),
         source("b.rs", "fn f() {\n    enum Page<'a> {}\n}\nstruct Pages;\ntype Target = u8;\n"),
@@ -101,7 +101,7 @@ fn methods_that_are_defined_elsewhere_are_found() {
                 "impl<F: Fn() -> u8> Tree<'_> {\n    pub fn prune(self) { self.own() }\n}\n",
             ),
         ];
-        broken_floors(DAG, &["dag"], &files).len()
+        broken_layers(DAG, &["dag"], &files).len()
     };
     for call in [
         "fn a(&self) { self.prune() }",

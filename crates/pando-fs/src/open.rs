@@ -172,7 +172,7 @@ impl Fs {
             cloned: Mutex::new(cloned.unwrap_or(Time { secs: i64::MIN, nanos: 0 })),
             clone_latency: Recorder::default(),
             retry: Mutex::new(()),
-            paths: PathCache::default(),
+            paths: PathCache::new(o.cached_path_depth),
             tick_times: o.tick_times,
             merge_steps: o.merge_steps,
             readahead,

@@ -1,8 +1,8 @@
 //! A cache of the paths of deep directories.
 //!
-//! Walking up from a deep directory costs more than all the rest of a call. So the paths of the deep directories that
-//! were used last are kept, each with the number of moves of directories until then. A cached path may be out of
-//! date: the caller takes the locks of all directories on it, and then checks that no directory has moved since.
+//! Walking up from a deep directory costs more than all the rest of a call. So the paths of some deep directories are
+//! kept, each with the number of moves of directories until then. A cached path may be out of date: the caller takes
+//! the locks of all directories on it, and then checks that no directory has moved since.
 
 use std::{
     collections::VecDeque,
@@ -21,9 +21,7 @@ use crate::{
     types::Ino,
 };
 
-/// Directories deeper than this have their path remembered.
-const MIN_DEPTH: usize = 32;
-/// Paths that are remembered, a count.
+/// Most cached paths, a count.
 const MAX_PATHS: usize = 8;
 
 /// The path from the root to a directory.
@@ -41,31 +39,38 @@ pub(crate) struct CachedPath {
     pub own: usize,
 }
 
-/// The paths of the deep directories used last.
-#[derive(Debug, Default)]
+/// The paths that were added last.
+#[derive(Debug)]
 pub(crate) struct PathCache {
-    /// Whether there is any: most mounts have no deep directories, and their calls share no lock for it.
+    /// Paths of more than so many directories are cached.
+    depth: usize,
+    /// Whether any path is cached. Most mounts have no deep directories, and their calls need not take the lock.
     any: AtomicBool,
     list: Mutex<VecDeque<Arc<CachedPath>>>,
 }
 
 impl PathCache {
-    /// True if a directory with so many above it is worth an entry.
-    pub(crate) fn wants(depth: usize) -> bool {
-        depth > MIN_DEPTH
+    /// A cache for paths of more than `depth` directories, the root included.
+    pub(crate) fn new(depth: usize) -> Self {
+        Self { depth, any: AtomicBool::new(false), list: Mutex::default() }
     }
 
-    /// True if nothing is remembered.
+    /// True if a path of so many directories is to be cached.
+    pub(crate) fn wants(&self, depth: usize) -> bool {
+        depth > self.depth
+    }
+
+    /// True if no path is cached.
     pub(crate) fn is_empty(&self) -> bool {
         !self.any.load(Ordering::Relaxed)
     }
 
-    /// The path of `dir`; it is right if no directory has moved since.
+    /// The cached path of `dir`. It is right if no directory has moved since.
     pub(crate) fn find(&self, dir: &InodeRef) -> Option<Arc<CachedPath>> {
         self.list.lock().iter().find(|path| dir.is(&path.dir)).cloned()
     }
 
-    /// Remembers a path, and forgets the one that was not used for the longest time.
+    /// Adds a path, and drops the one that was added first.
     pub(crate) fn add(&self, path: Arc<CachedPath>) {
         self.any.store(true, Ordering::Relaxed);
         let mut list = self.list.lock();

@@ -13,9 +13,8 @@
 //! 2. then `names` of the directory, by waiting;
 //! 3. then `tree` of one entry in it, by waiting.
 //!
-//! The walk up costs more than all the rest where trees are deep, so the paths of deep directories are remembered
-//! (`path_cache`): a call that holds all locks of a remembered path, and finds that no directory has moved since,
-//! holds the right ones.
+//! In deep trees the walk up costs more than all the rest, so the paths of deep directories are cached (`path_cache`).
+//! A call that holds all locks of a cached path, and finds that no directory has moved since, holds the right ones.
 //!
 //! In a file system that is opened for reading only nothing can move, and no chain is taken.
 //!
@@ -33,7 +32,7 @@ use crate::{
     inode::{InodeRef, Link},
     lock::{self, Attempts, Guard, Lock, Obstacle, attempt_shared, shared},
     path,
-    path_cache::{CachedPath, PathCache},
+    path_cache::CachedPath,
     types::{FileKind, Ino},
     volume::Fs,
 };
@@ -160,7 +159,7 @@ impl Fs {
         }
     }
 
-    /// The remembered path to a directory, or to its parent and one step more.
+    /// The cached path to a directory; if only that to its parent is cached, it is extended by one step.
     fn cached_path(&self, dir: &InodeRef) -> Result<Option<Arc<CachedPath>>> {
         if self.paths.is_empty() {
             return Ok(None);
@@ -193,7 +192,7 @@ impl Fs {
         Ok(Some(path))
     }
 
-    /// Holds the place of a directory still by a remembered path, if it is that still.
+    /// Holds the place of a directory still by a cached path; `None` if the path is out of date.
     fn attempt_cached(&self, dir: &InodeRef, cached: &CachedPath) -> Result<Option<DirAt>, Obstacle> {
         let mut chain = SmallVec::with_capacity(cached.locks.len());
         for lock in &cached.locks {
@@ -212,8 +211,7 @@ impl Fs {
 
     /// Holds the place of a directory still, if no lock on the path is taken.
     ///
-    /// Costs what the directory is deep: a lock for each level, and for those deeper than 32 whose path is not
-    /// remembered the walk up.
+    /// Costs a lock for each level; and the walk up, unless the path is cached, as those of deep directories are.
     pub(crate) fn attempt_dir(&self, dir: &InodeRef) -> Result<DirAt, Obstacle> {
         dir.must_be_dir()?;
         if let Some(found) = self.cached_path(dir)?
@@ -259,7 +257,7 @@ impl Fs {
             previous = Some(inode);
         }
         let entry = path::entry_of(&contents, own);
-        if PathCache::wants(above.len()) {
+        if self.paths.wants(above.len()) {
             let locked = up.iter().rev().filter(|_| !self.read_only);
             let locks = locked.map(|inode| inode.tree.clone()).collect();
             let (above, contents) = (above.clone(), contents.clone());

@@ -507,6 +507,9 @@ pub struct MountOptions {
     /// Most changes that a merge makes in one batch, while calls on both trees wait. A larger merge makes its changes
     /// in a copy, in several batches, and then puts the copy in place of the tree. Default 10,000.
     pub merge_steps: usize,
+    /// Calls find the locks that they need by a cached path if that has more than so many directories, because walking
+    /// up would cost more than all the rest there. Default 32.
+    pub cached_path_depth: usize,
     /// Most memory that the plans of one user's merges take, in bytes; not root's. A larger merge is refused (EFBIG).
     /// Default 1 GiB.
     pub merge_plan_bytes: usize,
@@ -530,6 +533,7 @@ impl Default for MountOptions {
             tick_times: false,
             snapshots_visible: false,
             merge_steps: 10_000,
+            cached_path_depth: 32,
             merge_plan_bytes: 1 << 30,
         }
     }
@@ -578,5 +582,6 @@ setters! { MountOptions:
     tick_times(bool) tick_times;
     snapshots_visible(bool) snapshots_visible;
     merge_steps(usize) merge_steps;
+    cached_path_depth(usize) cached_path_depth;
     merge_plan_bytes(usize) merge_plan_bytes;
 }

@@ -6,6 +6,7 @@
 
 mod allocate;
 mod attrs;
+mod cached_paths;
 mod checks;
 mod clones;
 mod common;

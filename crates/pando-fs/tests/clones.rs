@@ -1,7 +1,7 @@
 //! Clones of files and trees: their content, their numbers, what they replace.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use crate::common::*;
+use super::common::*;
 use pando_db::device::MemDevice;
 use pando_fs::*;
 use std::{

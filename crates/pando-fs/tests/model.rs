@@ -5,7 +5,7 @@
 //! underneath. `PANDO_SEED` and `PANDO_STEPS` replay or prolong a run.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use crate::common::*;
+use super::common::*;
 use pando_fs::*;
 use std::{
     cell::RefCell,

@@ -8,8 +8,8 @@ use std::{
 
 use pando_db::device::MemDevice;
 use pando_fs::{
-    Authority, Caller, Error, FileHandle, FormatOptions, Fs, Ino, MergeOptions, MountOptions, NewSnapshot,
-    ROOT, SetAttr,
+    Authority, Caller, Error, FileHandle, FormatOptions, Fs, Ino, MergeOptions, MergeSide, MountOptions,
+    NewSnapshot, ROOT, SetAttr,
 };
 
 const EDQUOT: i32 = 122;
@@ -217,6 +217,42 @@ fn nested_quotas_all_hold_and_moves_are_counted_on_both_sides() {
     let (dir, name) = s.split("/b/in");
     s.fs.remove_tree(&me(), dir, name).unwrap();
     assert_eq!(s.used("/b"), 0);
+    s.check();
+}
+
+/// A limit holds to the last unit of 512 bytes.
+#[test]
+fn a_tree_takes_all_that_its_limit_allows_and_no_unit_more() {
+    let s = Scene::new();
+    s.mkdir("/d");
+    s.set("/d", 100 * KIB);
+    s.write("/d/f", 0, 100 << 10);
+    assert_eq!(s.used("/d"), 100 * KIB);
+    assert_eq!(errno(s.try_write("/d/f", 100 << 10, 1)), EDQUOT);
+    assert_eq!(errno(s.try_write("/d/g", 0, 1)), EDQUOT);
+    s.truncate("/d/f", (100 << 10) - 512).unwrap();
+    s.write("/d/g", 0, 512);
+    assert_eq!(errno(s.try_write("/d/g", 512, 1)), EDQUOT);
+    assert_eq!(s.used("/d"), 100 * KIB);
+    s.check();
+}
+
+/// A write is counted in the accounts from the lowest one up, until one refuses it.
+#[test]
+fn what_an_outer_quota_refuses_is_not_counted_in_an_inner_one() {
+    let s = Scene::new();
+    s.mkdir("/a");
+    s.mkdir("/a/in");
+    s.set("/a", 100 * KIB);
+    s.set("/a/in", 300 * KIB);
+    s.write("/a/in/f", 0, 60 << 10);
+    for _ in 0..9 {
+        assert_eq!(errno(s.try_write("/a/in/g", 0, 50 << 10)), EDQUOT);
+    }
+    assert_eq!((s.used("/a"), s.used("/a/in")), (60 * KIB, 60 * KIB));
+    s.set("/a", 400 * KIB);
+    s.write("/a/in/g", 0, 200 << 10);
+    assert_eq!((s.used("/a"), s.used("/a/in")), (260 * KIB, 260 * KIB));
     s.check();
 }
 
@@ -514,6 +550,49 @@ fn a_merge_keeps_to_the_quotas_in_and_around_its_directory() {
     assert!(merge(&file).unwrap().0.merged);
     s.fs.count_quotas().unwrap();
     assert_eq!(s.quota("/q/base"), (350 << 10, 350 * KIB, false));
+    s.check();
+}
+
+/// A linked file that loses a name to a merge keeps its space, because its other name stays.
+#[test]
+fn a_merge_that_replaces_one_name_of_a_linked_file_frees_nothing_of_it() {
+    let s = Scene::new();
+    let w = s.mkdir("/w");
+    s.mkdir("/s");
+    s.set("/s", 1 << 20);
+    s.write("/s/f", 0, 60 << 10);
+    s.link("/s/f", "/s/g").unwrap();
+    s.fs.fork_tree(&me(), s.split("/s"), (w, "fork".as_ref()), false, &[]).unwrap();
+    s.unlink("/w/fork/f");
+    s.write("/w/fork/f", 0, 30 << 10);
+    s.write("/s/more", 0, 20 << 10);
+    s.set("/s", 100 << 10);
+    let merge = || s.fs.merge(None, s.ino("/w/fork"), s.ino("/s"), MergeOptions::default());
+    assert_eq!(errno(merge()), EDQUOT);
+    s.set("/s", 110 << 10);
+    assert!(merge().unwrap().0.merged);
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/s"), (110 << 10, 110 * KIB, false));
+    s.check();
+}
+
+/// The fork has moved a file into a new directory, and this side has deleted it: the directory is taken without it.
+#[test]
+fn a_merge_does_not_count_what_it_leaves_out_of_a_new_directory() {
+    let s = Scene::new();
+    let w = s.mkdir("/w");
+    s.mkdir("/s");
+    s.write("/s/old", 0, 60 << 10);
+    s.fs.fork_tree(&me(), s.split("/s"), (w, "fork".as_ref()), false, &[]).unwrap();
+    s.mkdir("/w/fork/new");
+    s.rename("/w/fork/old", "/w/fork/new/old").unwrap();
+    s.write("/w/fork/new/more", 0, 20 << 10);
+    s.unlink("/s/old");
+    s.set("/s", 30 << 10);
+    let options = MergeOptions { prefer: Some(MergeSide::Ours), ..MergeOptions::default() };
+    assert!(s.fs.merge(None, s.ino("/w/fork"), s.ino("/s"), options).unwrap().0.merged);
+    s.fs.count_quotas().unwrap();
+    assert_eq!(s.quota("/s"), (30 << 10, 20 * KIB, false));
     s.check();
 }
 

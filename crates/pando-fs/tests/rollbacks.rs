@@ -1,7 +1,7 @@
 //! Rollbacks: what they bring back, and what stays with directories below.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use crate::{common::*, snapshots::*};
+use super::{common::*, snapshots::*};
 use pando_fs::*;
 use std::collections::BTreeMap;
 

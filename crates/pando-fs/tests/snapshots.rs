@@ -1,7 +1,7 @@
 //! Snapshots: what they show, who may, where they go when directories move, and what they cost.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use crate::common::*;
+use super::common::*;
 use pando_db::device::{Device, MemDevice};
 use pando_fs::*;
 use std::{

@@ -2,7 +2,7 @@
 //! may hold bytes of another.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use crate::common::*;
+use super::common::*;
 use pando_fs::*;
 use std::{
     sync::{

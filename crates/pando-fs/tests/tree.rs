@@ -1,7 +1,7 @@
 //! Names and directories: making, removing, listing, renaming.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use crate::common::*;
+use super::common::*;
 use pando_db::device::{Device, MemDevice};
 use pando_fs::*;
 

@@ -261,7 +261,7 @@ impl MountState {
             }
             return outcome;
         }
-        // The handle of a mapping's page is a guess of the kernel.
+        // For a page that was changed by a mapping, the kernel sends any handle of the file.
         let handle = FileHandle(if w.writeback { 0 } else { w.handle });
         match w.writeback || w.flags & libc::O_DIRECT != 0 {
             // For a partial write of pages the kernel reports EIO, and not the error that stopped the rest; for pages
@@ -291,7 +291,7 @@ impl MountState {
     fn try_again(&self) {
         let mut read = |ino, range: &Range<u64>| match self.own_mount.get() {
             Some(mount) => mount.read(ino, range, LOCKED_PAGE_PATIENCE),
-            // Readers then see at least what is stored.
+            // Without access to the mount the page is dropped, so that readers see at least what is stored.
             None => {
                 self.tell(|n| n.forget_pages(ino, range.start, range.end - range.start));
                 Ok(Vec::new())

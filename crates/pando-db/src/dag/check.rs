@@ -182,7 +182,7 @@ impl Checker<'_> {
         }
         // It must be possible to flush a resting Goto into the child of its edge.
         let child = edge.child.as_ref().and_then(|t| self.tree.table.get(t.id));
-        let sinks_to = child.map_or(node.height.saturating_sub(1), |c| c.height);
+        let flushed_to = child.map_or(node.height.saturating_sub(1), |c| c.height);
         for layer in &edge.layers {
             self.check_run(id, handle, &layer.run, &live);
             let mut end = Some(live.lo.clone());
@@ -192,7 +192,7 @@ impl Checker<'_> {
                 }
                 end = range.span.hi.clone();
                 if let Some(target) = &range.target {
-                    self.check_target(id, &range.span, target, sinks_to);
+                    self.check_target(id, &range.span, target, flushed_to);
                 }
             }
             let mut end = Some(live.lo.clone());

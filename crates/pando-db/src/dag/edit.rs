@@ -256,7 +256,7 @@ impl<'a> Edit<'a> {
             );
             *self.counts.entry(child).or_default() += 1;
         }
-        self.assert_gotos_can_sink(&node);
+        self.assert_gotos_can_descend(&node);
         self.memory += node.memory();
         self.replace(id, Version::Changed(Arc::new(node)));
     }
@@ -271,12 +271,12 @@ impl<'a> Edit<'a> {
     /// Asserts that Gotos that rest in a node can be flushed after a node below has become lower.
     pub fn check_gotos(&self, id: NodeId) -> Result<()> {
         if self.exists(id) {
-            self.assert_gotos_can_sink(&*self.peek(id)?);
+            self.assert_gotos_can_descend(&*self.peek(id)?);
         }
         Ok(())
     }
 
-    fn assert_gotos_can_sink(&self, node: &Node) {
+    fn assert_gotos_can_descend(&self, node: &Node) {
         if let Some(target) = self.goto_too_low(node) {
             panic!("a Goto to node {target} rests too low above it");
         }

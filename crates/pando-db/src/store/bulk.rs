@@ -1,16 +1,13 @@
-//! Values that come in bulk: written once, to extents that the tree takes over.
+//! Bulk values: they are written once, to extents that the tree takes over.
 //!
-//! The log hands over the values of a group when it is written out ([`BlobPlacer`]).
-//! Many bytes are sorted into pages as a leaf has them and go to extents of
-//! their own; few go into records of the log. While the messages of a table
-//! are made a layer, runs of points that are just such a page are replaced by
-//! a reference to it ([`Bulk::page_at`]), and so the data reaches its leaf
-//! without being written again (`docs/decisions/bulk-data.md`).
+//! When the log is written out, it hands over the values of a group ([`BlobPlacer`]). If they have many bytes, they are
+//! sorted into pages as a leaf has them, in extents of their own; otherwise they go into records of the log. When a
+//! memtable is made a layer, a run of points that is equal to such a page is replaced by a reference to it
+//! ([`Bulk::page_at`]). So the data reaches its leaf without being written again (`docs/decisions/bulk-data.md`).
 //!
-//! Guarantees: a page is offered only for exactly the keys and values that are
-//! in it; after a crash a value is given only if its checksum proves it. The
-//! payloads of the records are documented in `docs/format.md`. Uses the pager,
-//! `space`, the log's types and `format`.
+//! Guarantees: a page is offered only for exactly the keys and values that are in it; after a crash a value is
+//! returned only if its checksum matches. The payloads of the records are documented in `docs/format.md`. Uses the
+//! pager, `space`, the log's types and `format`.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -43,38 +40,38 @@ pub(crate) const INLINE: u8 = 2;
 /// First byte of a record about a group that lies in extents.
 pub(crate) const EXTENTS: u8 = 3;
 
-/// Most that replay keeps of the pages that it has read, raw bytes.
+/// Replay keeps at most so many raw bytes of the pages that it has read.
 const READ_PAGES_BYTES: u64 = 8 << 20;
-/// Fewer bytes than this are not worth an extent.
+/// A group with fewer bytes than this gets no extent.
 const MIN_GROUP_BYTES: usize = 8 << 10;
-/// Values stay in the log where less than 1/n of the data region is free.
+/// Values stay in the log if less than 1/n of the data region is free.
 const FREE_SPACE_SHARE: u64 = 8;
-/// Share of a node that a group must have to get extents (1/n): less would not be kept by a leaf.
+/// A group gets extents only if it has at least 1/n of the size of a node: a leaf would not keep a smaller extent.
 const NODE_SHARE: usize = 16;
-/// An extent has this share of a node (1/n): so there is a border of extents wherever a leaf is to be split.
+/// An extent has 1/n of the size of a node, so that a leaf can be split between two extents.
 const EXTENT_SHARE: usize = 4;
-/// But at least this many bytes, lest much of it is the rest of its last block.
+/// An extent has at least this many bytes, so that the unused rest of its last block is a small part of it.
 const MIN_EXTENT_BYTES: usize = 32 << 10;
-/// And before compression less than half of a node, with a short rest: leaves are split in the middle half of their
-/// bytes. This share of a node (1/n) without it.
+/// Before compression, an extent has at most 1/n of the size of a node, and less than half with a short rest: leaves
+/// are split in the middle half of their bytes.
 const EXTENT_RAW_SHARE: usize = 3;
-/// Values are bare where that saves this share of an extent (1/n).
+/// Values are stored bare if that saves at least 1/n of an extent.
 const BARE_SAVING_SHARE: usize = 32;
 
 /// The bulk data of a store.
 pub(crate) struct Bulk {
     pager: Arc<Pager>,
     space: Arc<Space>,
-    /// Written, and not yet taken over or out of date; by first key.
+    /// Pages that were written and not forgotten yet, by first key.
     pages: Mutex<BTreeMap<Bytes, BulkPage>>,
 }
 
-/// A page and what is in it.
+/// A page and its contents.
 struct BulkPage {
     page: PageRef,
-    /// Held, so that equal addresses mean equal values.
+    /// The values are kept in memory, so that a value with an equal address is the same value.
     entries: Vec<(Bytes, Bytes)>,
-    /// When the batches up to this one are in the tree, no flush asks for the page any more.
+    /// The newest batch that may need the page. When it is in the tree, no flush asks for the page any more.
     msn: u64,
 }
 
@@ -83,15 +80,15 @@ impl Bulk {
         Self { pager, space, pages: Mutex::default() }
     }
 
-    /// Values of at least this many bytes are set aside.
+    /// Values of at least this many bytes are stored apart from their record.
     pub fn threshold(&self) -> usize {
         (self.pager.page_target() / 4).min(2 << 10)
     }
 
-    /// A page that holds exactly the first points of an ascending list, all of them puts, and how many.
+    /// A page that holds exactly the first points of an ascending list, which are puts, and the number of these points.
     pub fn page_at(&self, points: &[(&Bytes, &Msg)]) -> Option<(PageRef, usize)> {
         let (key, msg) = points.first()?;
-        // Short values are never in bulk; no need to look.
+        // Short values are never stored in bulk, so the lock need not be taken for them.
         if !matches!(msg, Msg::Put(value) if value.len() >= self.threshold()) {
             return None;
         }
@@ -107,27 +104,27 @@ impl Bulk {
             .then(|| (candidate.page.clone(), n))
     }
 
-    /// Says that the value of `key` that is `value`, by its address, lies in `page`, which holds nothing
-    /// else. Wanted as long as batches up to `msn` are not in the tree.
+    /// Notes that `page` holds the value `value` of `key` and nothing else. The value is recognised by its address. The
+    /// page is forgotten when batch `msn` is in the tree.
     pub fn offer(&self, key: Bytes, value: Bytes, page: PageRef, msn: u64) {
         self.pages.lock().insert(key.clone(), BulkPage { page, entries: vec![(key, value)], msn });
     }
 
-    /// True if no values wait in pages for the DAG to take them over.
+    /// True if no page waits for the DAG to take it over.
     pub fn is_empty(&self) -> bool {
         self.pages.lock().is_empty()
     }
 
-    /// Forgets pages that only batches up to `msn` could want.
+    /// Forgets pages that only batches up to `msn` need.
     pub fn forget(&self, msn: u64) {
         self.pages.lock().retain(|_, page| page.msn > msn);
     }
 
-    /// Writes the values as pages. `None` if there is no place for them outside the log.
+    /// Writes the values as pages. `None` if there is no space for them outside the log.
     fn write(&self, group: &Group, max_payload: usize) -> Result<Option<Placed>> {
         let mut order: Vec<usize> = (0..group.values.len()).collect();
-        // Of the values of one key the last is the newest. The others go behind all values: they are needed only if a
-        // crash cuts the log between them.
+        // Of several values of one key the last is the newest. The older ones are stored behind all others: they are
+        // needed only if a crash cuts the log off between them.
         let newest: HashMap<&Bytes, usize> =
             group.values.iter().enumerate().map(|(i, (key, _))| (key, i)).collect();
         order.sort_by_key(|&i| {
@@ -144,7 +141,8 @@ impl Bulk {
         for &i in &order {
             let (key, value) = &group.values[i];
             let full = builder.bytes() + key.len() + value.len() > self.pager.page_target();
-            // A page that holds what is replaced soon would be taken apart, with what else is in it.
+            // A value that will soon be replaced gets a page of its own: otherwise the whole page would be rewritten
+            // then.
             let alone = i >= group.open || before >= group.open;
             let ascends = entries.last().is_none_or(|(last, _)| last < key);
             if !entries.is_empty()
@@ -176,7 +174,8 @@ impl Bulk {
             return Ok(None);
         }
         let mut known = self.pages.lock();
-        // The newest values came first, so they are entered last.
+        // The pages of the newest values were written first. They are inserted last, so that they replace others with
+        // the same first key.
         for (page, entries) in pages.into_iter().rev() {
             if let Some((first, _)) = entries.first() {
                 known.insert(first.clone(), BulkPage { page, entries, msn: group.msn });
@@ -186,7 +185,7 @@ impl Bulk {
         Ok(Some(Placed { payloads: vec![payload.freeze()], extents: writer.placed.extents }))
     }
 
-    fn is_worth_it(&self, bytes: usize) -> bool {
+    fn deserves_extents(&self, bytes: usize) -> bool {
         let least = (self.pager.node_size() / NODE_SHARE).max(MIN_GROUP_BYTES);
         let (free, used) = (self.space.free_bytes(), self.space.used_bytes());
         bytes >= least && free >= (free + used) / FREE_SPACE_SHARE + 2 * bytes as u64
@@ -196,7 +195,7 @@ impl Bulk {
 impl BlobPlacer for Bulk {
     fn place(&self, group: Group, max_payload: usize) -> Result<Placed> {
         let bytes = group.values.iter().map(|(_, value)| value.len()).sum();
-        if self.is_worth_it(bytes)
+        if self.deserves_extents(bytes)
             && let Some(placed) = self.write(&group, max_payload)?
         {
             return Ok(placed);
@@ -226,31 +225,31 @@ fn inline(group: &Group, max_payload: usize) -> Vec<Bytes> {
     payloads
 }
 
-/// Collects pages and writes them, an extent at a time.
+/// Collects pages and writes them, one extent at a time.
 struct Writer<'a> {
     bulk: &'a Bulk,
     packed: PackedValues,
     placed: Placed,
-    /// Raw bytes that are still to come, about.
+    /// About how many raw bytes are still to come.
     left: usize,
 }
 
 #[derive(Default)]
 struct PackedValues {
-    /// The pages of the extent under construction.
+    /// The pages of the extent that is being collected.
     open: Vec<PackedPage>,
-    /// Bytes of it.
+    /// Stored bytes of these pages.
     len: usize,
-    /// The length without compression.
+    /// Bytes of these pages without compression.
     raw: usize,
-    /// Its first page is number `done` of `pages`.
+    /// The index in `pages` of the first of these pages.
     done: usize,
-    /// How the record describes all pages so far.
+    /// The record's description of all pages so far.
     record: BytesMut,
     pages: Vec<(PageRef, Vec<(Bytes, Bytes)>)>,
 }
 
-/// A page that has no place yet, as it may be stored.
+/// A page that has no place yet, in the two forms in which it may be stored.
 struct PackedPage {
     memory: Arc<Page>,
     stored: (Segment, Bytes),
@@ -264,10 +263,10 @@ impl PackedPage {
 }
 
 impl PackedValues {
-    /// The pages of the extent under construction, in the form in which they are stored, and their length.
+    /// The pages of the collected extent, in the form in which they are stored, and their length.
     ///
-    /// A bare value is copied when it is read, others mostly not. So values are bare only where that makes the extent
-    /// shorter by some share of it: where an extent has few of them, each as long as a whole number of blocks.
+    /// A bare value is copied when it is read, others mostly are not. So values are bare only if that makes the extent
+    /// clearly shorter, as when it has few values that each fill whole blocks.
     fn take(&mut self) -> (Vec<(Arc<Page>, Segment, Bytes)>, usize) {
         let blocks = |len: usize| len.next_multiple_of(BLOCK as usize);
         let whole = self.open.iter().map(|page| page.stored.1.len()).sum();
@@ -288,7 +287,7 @@ impl PackedValues {
 }
 
 impl Writer<'_> {
-    /// Closes a page; `false` if there is no place for it.
+    /// Ends a page; `false` if there is no space for it.
     fn page(&mut self, builder: &mut Builder, entries: &mut Vec<(Bytes, Bytes)>) -> Result<bool> {
         self.left -= builder.bytes().min(self.left);
         let Some(built) = builder.finish() else { return Ok(true) };
@@ -299,10 +298,10 @@ impl Writer<'_> {
         let bare = node_codec::pack_bare(&memory, stored.0);
         let new = PackedPage { memory, stored, bare };
         let node = self.bulk.pager.node_size();
-        // Where nodes are small, an extent of two is as much as their leaves will keep.
+        // If nodes are small, an extent has the size of two nodes at most: leaves keep no larger one.
         let most = (node / EXTENT_SHARE).max(MIN_EXTENT_BYTES.min(2 * node));
-        // A short rest goes with what is before it: alone it would not be kept.
-        // An extent that values fill, where that is worth while, has room for them bare.
+        // A short rest is added to the extent before it, because a leaf would not keep it alone.
+        // If an extent is so short that bare values save a large part of it, its length is counted with bare values.
         let will_be_bare = most < BARE_SAVING_SHARE * BLOCK as usize;
         let (raw, len) = match &new.bare {
             Some((_, bytes)) if will_be_bare => (bytes.len(), bytes.len()),

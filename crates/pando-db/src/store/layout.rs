@@ -1,16 +1,17 @@
 //! Where the bytes of a node go when it is written.
 //!
-//! As a rule a node gets one new extent: its header, then its pages, so that a
-//! scan reads it in one piece. Three things depart from that. Pages that lie in
-//! extents of pages already ([`Extent::shared`]) stay there and are not written
-//! again, if it is enough of them ([`kept`]), or if the device cannot read one of
-//! them. The messages of an interior node go
-//! to such an extent, apart from the header, so that the next version need
-//! write only what came in since ([`make_room_apart`]). And where no free
-//! range is long enough, the extent is scattered over several, so that a store can
-//! be filled to the end, and emptied, however small they are. Uses the pager for
-//! pages that are copied, `space` and the device; what it writes is not durable
-//! before a flush.
+//! As a rule a node gets one new extent with its header and then its pages, so that a scan reads it in one piece. There
+//! are three exceptions:
+//!
+//! - Pages that already lie in an extent of pages ([`Extent::shared`]) stay there and are not written again, if the
+//!   node
+//!   uses enough of the extent ([`kept`]), or if the device cannot read one of them.
+//! - The messages of an interior node go to an extent of pages, apart from the header, so that the next version of the
+//!   node writes only those that have arrived since ([`allocate_apart`]).
+//! - If no free range is long enough, the extent is scattered over several ranges. So a store can be filled to the end,
+//!   and emptied, however small the free ranges are.
+//!
+//! Uses the pager for pages that are copied, `space` and the device. What is written is not durable before a flush.
 
 use std::{collections::VecDeque, io::IoSlice, sync::Arc};
 
@@ -26,31 +27,32 @@ use crate::{
     store::{pager::Pager, scattered, table::MAX_PARTS},
 };
 
-/// Most extents of pages that a version of a node takes over.
+/// A version of a node keeps at most so many extents of pages of the last one.
 const MAX_KEPT_EXTENTS: usize = 16;
-/// A node keeps an extent of which it uses at least 1/n: what lies unused in it may be another node's.
+/// A node keeps an extent only if it uses at least 1/n of it. The rest may belong to another node, or be unused.
 const KEPT_USE_FRACTION: u64 = 4;
-/// And of which it uses, before compression, at least 1/n of the size of a node, so that a scan gets enough in
-/// one place before it moves to another, and the places of a node are few.
+/// A node keeps an extent only if the part that it uses has, before compression, at least 1/n of the size of a node. So
+/// a scan reads enough in one place before it moves to another, and the places of a node are few.
 const KEPT_RUN_FRACTION: usize = 16;
 
-/// The same of messages, and most places where those of a node are kept: a scan comes by once for every edge,
-/// and goes to each place (`docs/costs.md`, item 2).
+/// The same share for messages, and the most extents in which those of a node are kept: a scan visits the node once for
+/// every edge, and reads in each of these places (`docs/costs.md`, item 2).
 const KEPT_MESSAGES_FRACTION: usize = 8;
 const MAX_MESSAGE_EXTENTS: usize = 3;
 
-/// Bytes of pages of an interior node that are written apart from its header: less would not be kept, or
-/// cost more in blocks that are not full.
+/// If the pages of an interior node have at least so many bytes, they are written apart from its header. Fewer would
+/// not be kept by the next version, or would waste more in blocks that are not full.
 fn lasting_from(node_size: usize) -> usize {
     (node_size / KEPT_MESSAGES_FRACTION).max(2 * BLOCK as usize)
 }
 
-/// Most extents that a node keeps because something in them cannot be read.
+/// A node keeps at most so many extents because a page in them cannot be read.
 const MAX_HELD_EXTENTS: usize = 64;
 
-/// Writes a node to free space. [`Error::NoSpace`] if there is too little, or in more ranges than an extent has. A page
-/// that the device cannot read stays where it is, with its extent: it may be able to later. Only if that is another
-/// node's own, as `is_own` says, zeros stand for the page, under the checksum that it has.
+/// Writes a node to free space. [`Error::NoSpace`] if there is too little, or if it lies in more ranges than an extent
+/// can have. A page that the device cannot read stays where it is, with its extent, because a later read may succeed.
+/// Only if `is_own` says that the extent is another node's own, zeros are written for the page, which fail its
+/// checksum.
 pub(crate) fn store_node(
     pager: &Pager,
     space: &Arc<Space>,
@@ -70,9 +72,9 @@ pub(crate) fn store_node(
     check_lengths(&new, header_len)?;
     let lens: Vec<usize> = pages.iter().map(Bytes::len).collect();
     let lasting = node.height > 0 && lens.iter().sum::<usize>() >= lasting_from(pager.node_size());
-    let parts = match lasting.then(|| make_room_apart(space, header_len, &lens)) {
+    let parts = match lasting.then(|| allocate_apart(space, header_len, &lens)) {
         Some(Ok(parts)) => parts,
-        None | Some(Err(Error::NoSpace)) => admit(space, header_len, &lens)?,
+        None | Some(Err(Error::NoSpace)) => allocate_together(space, header_len, &lens)?,
         Some(Err(error)) => return Err(error),
     };
 
@@ -105,7 +107,8 @@ pub(crate) fn store_node(
     Ok(Arc::new(stored))
 }
 
-/// An error for what could not be read again: a store that stops is better than one whose root is unreadable.
+/// An error if the node would be too long to be read again: a store that stops is better than one whose root cannot be
+/// read.
 fn check_lengths(node: &Node, header: usize) -> Result<()> {
     let stored = |page: &PageRef| match &page.loc {
         PageLoc::Home(segment) => segment.len,
@@ -120,15 +123,15 @@ fn check_lengths(node: &Node, header: usize) -> Result<()> {
     }
 }
 
-/// The pages of a node that are to be written, or why not yet.
+/// The pages of a node that are to be written, or the reason why they cannot be packed yet.
 enum PackOutcome {
-    /// The node, whose pages have the form in which they are stored, and their bytes, in order.
+    /// The node, with its pages in the form in which they are stored, and their bytes, in order.
     All(Node, Vec<Bytes>),
     /// The extent of a page that the device cannot read.
     Unreadable(Arc<Extent>),
 }
 
-/// Packs what is not in extents that are `kept`. I/O: the pages that are copied.
+/// Packs the pages that are not in extents that are `kept`. I/O: the pages that are copied.
 fn packed(
     pager: &Pager,
     node: &Node,
@@ -177,7 +180,7 @@ fn packed(
     Ok(PackOutcome::All(new, pages))
 }
 
-/// Bytes that writing this node takes at most: in one piece, in two, or in many with a directory.
+/// An upper bound of the bytes that writing this node takes, in whatever extents.
 pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
     let kept = kept(node, node_size);
     let stays = |loc: &PageLoc| match loc {
@@ -188,8 +191,8 @@ pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
     node.bytes() - staying + BLOCK as usize
 }
 
-/// Whether a node that uses `used` bytes of an extent of pages, which are `raw` without compression, may keep it:
-/// less is copied when the node is written.
+/// Whether a node that uses `used` bytes of an extent of pages, which are `raw` without compression, keeps it. If it
+/// uses less, these pages are copied when the node is written.
 pub(crate) fn is_worth_keeping(extent: &Extent, used: u64, raw: u64, node_size: usize) -> bool {
     used >= extent.len / KEPT_USE_FRACTION && raw as usize >= node_size / KEPT_RUN_FRACTION
 }
@@ -198,15 +201,15 @@ fn place_in(kept: &[Arc<Extent>], extent: &Arc<Extent>) -> Option<usize> {
     kept.iter().position(|k| k.id == extent.id)
 }
 
-/// The extents that stay as they are because `node` uses a large part of each; a leaf, which is there to be
-/// scanned, in one run and in order.
+/// The extents that `node` keeps because it uses a large part of each. A leaf must use that part in one run and in
+/// order, because leaves are scanned.
 fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
     struct UsedExtent<'a> {
         extent: &'a Arc<Extent>,
         used: u64,
         /// The same bytes without compression.
         raw: u64,
-        /// Behind its last page; `None` once it is not a run any more.
+        /// The end of its last page; `None` if the pages do not follow each other.
         end: Option<u32>,
     }
     let mut runs: Vec<UsedExtent<'_>> = Vec::new();
@@ -245,7 +248,7 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
         |run: &UsedExtent<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES_FRACTION;
     let mut places = 0;
     runs.retain(|run| {
-        // What came in bulk stays in one run. Messages of a version do not, once others have come between.
+        // Bulk values stay in one run. The messages of a version do not, when new ones have been merged between them.
         let kept = worth(run) && (long(run) || (much(run) && places < MAX_MESSAGE_EXTENTS));
         places += usize::from(kept && node.height > 0);
         kept
@@ -253,17 +256,17 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
     runs.into_iter().take(MAX_KEPT_EXTENTS).map(|run| run.extent.clone()).collect()
 }
 
-/// A new extent and what goes there.
+/// A new extent, and what is written to it.
 struct Part {
     extent: Arc<Extent>,
     /// Bytes of the header in front.
     header: usize,
-    /// Lengths of its pages.
+    /// Lengths of the pages in it.
     pages: Vec<usize>,
 }
 
 impl Part {
-    /// Where its pages begin.
+    /// The offsets at which its pages begin.
     fn offsets(&self) -> impl Iterator<Item = u32> + '_ {
         let starts = self.pages.iter().scan(self.header, |at, len| {
             let start = *at;
@@ -274,7 +277,7 @@ impl Part {
     }
 }
 
-/// Writes a header and pages to their places, with one request where these lie side by side.
+/// Writes a header and pages to their places, with one request for places that lie side by side.
 fn write(pager: &Pager, parts: &[Part], header: &[u8], pages: &[Bytes]) -> Result<()> {
     if let [Part { extent, .. }] = parts
         && extent.is_scattered()
@@ -287,7 +290,7 @@ fn write(pager: &Pager, parts: &[Part], header: &[u8], pages: &[Bytes]) -> Resul
     }
     let (mut header, mut pages) = (header, pages);
     for parts in parts.chunk_by(|a, b| a.extent.offset + a.extent.len == b.extent.offset) {
-        // The device joins them, in memory that it has for that.
+        // The device joins the buffers, in memory that it has for that.
         let mut bufs = Vec::with_capacity(parts.iter().map(|part| part.pages.len() + 2).sum());
         for part in parts {
             let (here, rest) = pages.split_at(part.pages.len());
@@ -307,15 +310,15 @@ fn write(pager: &Pager, parts: &[Part], header: &[u8], pages: &[Bytes]) -> Resul
     Ok(())
 }
 
-/// An extent for the header and one for the pages, which may outlast it.
-fn make_room_apart(space: &Arc<Space>, header: usize, pages: &[usize]) -> Result<Vec<Part>> {
+/// Allocates an extent for the header and one for the pages, which later versions of the node may keep.
+fn allocate_apart(space: &Arc<Space>, header: usize, pages: &[usize]) -> Result<Vec<Part>> {
     let (own, shared) = space.allocate_both(header as u64, pages.iter().sum::<usize>() as u64)?;
     let own = Part { extent: own, header, pages: Vec::new() };
     Ok(vec![own, Part { extent: shared, header: 0, pages: pages.to_vec() }])
 }
 
-/// An extent for a header and pages: in one piece if possible, else in as few as there may be.
-fn admit(space: &Arc<Space>, header: usize, lens: &[usize]) -> Result<Vec<Part>> {
+/// Allocates one extent for a header and pages, scattered if need be.
+fn allocate_together(space: &Arc<Space>, header: usize, lens: &[usize]) -> Result<Vec<Part>> {
     let total = (header + lens.iter().sum::<usize>()) as u64;
     Ok(vec![Part { extent: space.allocate_anywhere(total)?, header, pages: lens.to_vec() }])
 }

@@ -1,36 +1,36 @@
-//! Sequential reads of leaf pages, recognised by their places, so that the next pages are read with one request. A
-//! program that reads many small values in the order of their keys, each by a query of its own (as when it reads the
-//! files of a directory), asks for page after page of the same leaf. On a device without a cache of its own below,
-//! each would be a request. After [`MIN_READS`] pages that lie behind each other a read brings what follows as well,
-//! the longer the more ([`Sequences::missed`]), as with files: at most twice what is wanted, if it goes on. A
-//! sequence goes on in another leaf where it came to the end of one and somebody begins with the first page of
-//! another. Several sequences are followed at a time, because a lookup and a read of a file continue in different
-//! places.
+//! Detects sequential reads of leaf pages by their places on the device, so that the next pages are read ahead.
+//!
+//! A program that reads many small values in the order of their keys, each by a query of its own (as when it reads the
+//! files of a directory), reads page after page of the same leaf. On a device without a cache, each page would be a
+//! request. After [`MIN_READS`] pages that follow each other, a read also reads the pages behind, and more of them the
+//! longer the sequence is ([`Sequences::missed`]), as readahead of files does. A sequence continues in another leaf if
+//! it has come to the end of a leaf and the next read is one of the first page of a leaf. Several sequences are tracked
+//! at a time, because a lookup and a read of a file continue in different places.
 //!
 //! Deterministic, no I/O. One short lock for each page that has to be read. May use nothing.
 
 use crate::locks::Mutex;
 
-/// Sequences that are followed at a time: a count.
+/// Sequences that are tracked at a time: a count.
 const SEQUENCES: usize = 16;
-/// Reads in order after which more is read: a count.
+/// Reads in order, a count, from which on pages are read ahead.
 const MIN_READS: u32 = 3;
-/// What one read brings at first and at most, in bytes.
+/// Bytes that one read reads at first, and at most.
 const FIRST_BYTES: usize = 64 << 10;
 const MAX_AHEAD_BYTES: usize = 512 << 10;
-/// Most that may lie between two pages of a sequence, in bytes: what was in memory already, or was not wanted.
+/// At most so many bytes lie between two pages of a sequence: pages that were in memory already, or were not wanted.
 const MAX_GAP_BYTES: u64 = 64 << 10;
 
-/// Pages that were read one behind the other.
+/// A sequence of pages that follow each other.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sequence {
-    /// Byte of the device behind the last one; 0: there is none.
+    /// The byte of the device behind the last page; 0 if there is no sequence.
     next: u64,
-    /// How many reads there were.
+    /// The number of reads in it.
     reads: u32,
-    /// The last one was the last of its leaf.
+    /// True if the last page was the last one of its leaf.
     at_end: bool,
-    /// When it was gone on with last.
+    /// The time of the last read, on a clock that counts reads.
     used: u64,
 }
 
@@ -40,13 +40,13 @@ struct SequenceState {
     now: u64,
 }
 
-/// What is known of sequences.
+/// The sequences that are tracked.
 #[derive(Debug, Default)]
 pub(super) struct Sequences(Mutex<SequenceState>);
 
 impl Sequences {
-    /// Notes that a page of `len` bytes at byte `at` has to be read, which is the first or the last of its leaf, or
-    /// not. Bytes to read from there on; 0: the page alone.
+    /// Notes that a page of `len` bytes at byte `at` has to be read, and whether it is the first and the last one of
+    /// its leaf. Returns how many bytes are to be read from there on; 0 if the page alone.
     pub fn missed(&self, at: u64, len: u32, (first, last): (bool, bool)) -> usize {
         let mut state = self.0.lock();
         let SequenceState { sequences, now } = &mut *state;
@@ -72,7 +72,8 @@ impl Sequences {
         }
     }
 
-    /// Notes that the read of the page that ends at byte `end` has brought what lies up to byte `next`.
+    /// Notes that the read of the page that ends at byte `end` has also read what follows, up to byte `next`. `last`
+    /// says whether the leaf ends there.
     pub fn brought(&self, end: u64, next: u64, last: bool) {
         let mut state = self.0.lock();
         if let Some(sequence) = state.sequences.iter_mut().find(|s| s.next == end) {

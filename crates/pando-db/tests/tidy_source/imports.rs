@@ -8,41 +8,43 @@ use crate::{
 };
 
 /// What breaks a table of modules: by module and what it uses, each with the files and what they name.
-pub fn broken_floors(
+pub fn broken_layers(
     table: &[(&str, &[&str])],
     folder: &[&str],
     sources: &[Source],
 ) -> BTreeMap<(String, String), BTreeSet<String>> {
     let mut broken: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
-    let mut breaks = |room: &str, other: &str, how: String| {
-        let path = |room: &str| [folder, &[room]].concat().join("::");
-        broken.entry((path(room), path(other))).or_default().insert(how);
+    let mut breaks = |module: &str, other: &str, how: String| {
+        let path = |module: &str| [folder, &[module]].concat().join("::");
+        broken.entry((path(module), path(other))).or_default().insert(how);
     };
-    for (i, (room, may)) in table.iter().enumerate() {
+    for (i, (module, may)) in table.iter().enumerate() {
         for below in *may {
             if !table[..i].iter().any(|(lower, _)| lower == below) {
-                breaks(room, below, "the table has it, and it is not below".into());
+                breaks(module, below, "the table has it, and it is not below".into());
             }
         }
     }
     let uses = Uses::new(sources);
     let in_table = |other: &str| table.iter().any(|(name, _)| *name == other);
     for (i, source) in sources.iter().enumerate().filter(|(_, source)| !source.is_test()) {
-        let module = source.module();
-        let Some(room) = module.strip_prefix(folder).and_then(|rest| rest.first()) else { continue };
-        let Some((_, may)) = table.iter().find(|(name, _)| name == room) else {
-            if *room != "lib" {
-                breaks(room, "", format!("{} is in no module of the table", source.path));
+        let path_of_source = source.module();
+        let Some(module) = path_of_source.strip_prefix(folder).and_then(|rest| rest.first()) else {
+            continue;
+        };
+        let Some((_, may)) = table.iter().find(|(name, _)| name == module) else {
+            if *module != "lib" {
+                breaks(module, "", format!("{} is in no module of the table", source.path));
             }
             continue;
         };
         for path in uses.of(i) {
             let below = path.get(folder.len()).filter(|_| path.iter().zip(folder).all(|(a, b)| a == b));
             // Files of a folder may use what the module of the folder defines.
-            let is_room = |other: &&String| folder.is_empty() || in_table(other);
-            let other = below.filter(|other| *other != room && !may.contains(&other.as_str()));
-            if let Some(other) = other.filter(is_room) {
-                breaks(room, other, format!("{}: {}", source.path, path.join("::")));
+            let counts = |other: &&String| folder.is_empty() || in_table(other);
+            let other = below.filter(|other| *other != module && !may.contains(&other.as_str()));
+            if let Some(other) = other.filter(counts) {
+                breaks(module, other, format!("{}: {}", source.path, path.join("::")));
             }
         }
     }
@@ -54,9 +56,9 @@ fn modules_use_only_what_lies_below_them() {
     let mut wrong = Vec::new();
     for one in CRATES {
         let sources = sources(one);
-        let broken = one.tables.iter().flat_map(|(folder, table)| broken_floors(table, folder, &sources));
-        let said = |((room, other), how): (_, BTreeSet<String>)| {
-            format!("{}: `{room}` uses `{other}`: {}", one.folder, Vec::from_iter(how).join(", "))
+        let broken = one.tables.iter().flat_map(|(folder, table)| broken_layers(table, folder, &sources));
+        let said = |((module, other), how): (_, BTreeSet<String>)| {
+            format!("{}: `{module}` uses `{other}`: {}", one.folder, Vec::from_iter(how).join(", "))
         };
         wrong.extend(broken.map(said));
     }

@@ -6,26 +6,26 @@ use std::{
 };
 
 use crate::{
-    engine_floors::{DAG, DB, DEVICE, ROOMS, STORE},
-    fs_floors::{DIFF, FORK, FS, SEND},
-    mount_floors::{FUSE, PROGRAM},
+    engine_layers::{DAG, DB, DEVICE, ENGINE, STORE},
+    fs_layers::{DIFF, FORK, FS, SEND},
+    mount_layers::{FUSE, PROGRAM},
 };
 
-/// A crate of the workspace: its folder, and its tables of floors with the module that each table is about.
+/// A crate of the workspace: its folder, and its tables of layers with the module that each table is about.
 pub struct Crate {
     pub folder: &'static str,
-    pub tables: &'static [(&'static [&'static str], Floors)],
+    pub tables: &'static [(&'static [&'static str], Layers)],
     /// Fewer files than this, and the source was not found.
     pub least_files: usize,
 }
 
-/// Modules or files from the ground up, and what each may import.
-pub type Floors = &'static [(&'static str, &'static [&'static str])];
+/// Modules or files from the lowest layer up, and what each may import.
+pub type Layers = &'static [(&'static str, &'static [&'static str])];
 
 pub const CRATES: &[Crate] = &[
     Crate {
         folder: "pando-db",
-        tables: &[(&[], ROOMS), (&["device"], DEVICE), (&["store"], STORE), (&["dag"], DAG), (&["db"], DB)],
+        tables: &[(&[], ENGINE), (&["device"], DEVICE), (&["store"], STORE), (&["dag"], DAG), (&["db"], DB)],
         least_files: 80,
     },
     Crate {

@@ -54,7 +54,7 @@ impl Fs {
         }
         let dir = self.dir(dir)?;
         self.need_feature(FEATURE_SNAPSHOTTED)?;
-        // Nothing is held over the scan: what is gone does not come back.
+        // No lock is held over the scan, because a directory that is gone does not come back.
         let Some((source, family)) = self.gone_family_of(number)? else {
             return Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")));
         };
@@ -66,7 +66,7 @@ impl Fs {
         }
         let family_dir = self.family_dir(Some(&dir), &family)?;
         let _snapshots = lock::exclusive(&family_dir.names);
-        // Somebody else may just have taken them, or deleted this one.
+        // Another call may have adopted them, or deleted this one, since the scan.
         self.info_of(&family, number)?;
         if self.family(source)?.is_none_or(|found| found.id != family.id) {
             return Err(Error::NotFound(format!("snapshot {number} of a directory that is gone")));

@@ -44,9 +44,14 @@ pub fn merge_steps() -> usize {
     if module_path!().contains("::large_merges::") { 0 } else { 10_000 }
 }
 
+/// The same tests run once more in `cached_paths`, where calls on all directories use cached paths.
+pub fn cached_path_depth() -> usize {
+    if module_path!().contains("::cached_paths::") { 0 } else { 32 }
+}
+
 pub fn options() -> MountOptions {
-    let steps = merge_steps();
-    MountOptions::default().background(false).atime(AtimePolicy::Noatime).merge_steps(steps)
+    let options = MountOptions::default().background(false).atime(AtimePolicy::Noatime);
+    options.merge_steps(merge_steps()).cached_path_depth(cached_path_depth())
 }
 
 impl World {

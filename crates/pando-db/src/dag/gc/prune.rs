@@ -6,11 +6,11 @@
 //! its clone could free nothing.
 //!
 //! [`PruneSurvey`] finds such nodes in one walk from the top: all nodes that refer to a node are higher, so all paths
-//! to a node are known when the walk reaches it. A reference that the walk has not met (from a memtable, or from a
-//! node that waits to be reclaimed) counts as showing everything. The result for a node stays true as long as it has
-//! the same version and the same number of references, because no change makes hidden entries visible. So the survey
-//! walks one version, in steps of any size and without a lock. I/O: headers of interior nodes, and of leaves that are
-//! not seen whole.
+//! to a node are known when the walk reaches it. A reference that the walk has not met (from a node that waits to be
+//! reclaimed, or that could not be read) counts as showing everything. The result for a node stays true as long as it
+//! has the same version and the same number of references, because no change makes hidden entries visible. So the
+//! survey walks one version, in steps of any size and without a lock. I/O: headers of interior nodes, and of leaves
+//! that are not seen whole.
 
 use std::{
     cmp::Reverse,
@@ -34,7 +34,7 @@ const PRUNE_FRACTION: usize = 8;
 /// A node and the local keys that some path shows, ascending and apart.
 pub(crate) type Prunable = (NodeId, Vec<Span>);
 
-/// What is known of a node before its turn.
+/// What the walk knows of a node before it reaches the node.
 #[derive(Default)]
 struct Visibility {
     references: u64,
@@ -106,7 +106,7 @@ impl Edit<'_> {
         // What an unreadable node refers to is not known, so all of its possible targets count as shown.
         let Some(node) = or_if_damaged(self.peek(id).map(Some), None)? else { return Ok(true) };
         if let Some(shown) = &shown
-            && is_worth_it(&node, shown)
+            && hides_much(&node, shown)
         {
             found.push_back((id, shown.clone()));
         }
@@ -239,8 +239,8 @@ fn assert_shows_the_same(old: &Node, new: &Node, shown: &[Span]) {
     }
 }
 
-/// Whether enough of a node is not shown to write it anew.
-fn is_worth_it(node: &Node, shown: &[Span]) -> bool {
+/// Whether so much of a node is not shown that the node is written anew without it.
+fn hides_much(node: &Node, shown: &[Span]) -> bool {
     match &node.body {
         Body::Leaf(run) => {
             let unseen = run.pages.iter().filter(|page| !is_seen(page, shown));

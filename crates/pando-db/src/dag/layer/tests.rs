@@ -292,6 +292,19 @@ proptest! {
     }
 }
 
+/// There is no value below an edge without a child that they could change.
+#[test]
+fn deletes_and_updates_that_arrive_above_nothing_are_dropped() {
+    let delete = RangeMsg { span: Span::all(), target: None };
+    let update = UpdateMsg { span: Span::all(), ops: SmallVec::from_iter([Bytes::from("1")]) };
+    for (ranges, updates) in [(vec![], vec![update.clone()]), (vec![delete], vec![update])] {
+        let mut edge = Edge::default();
+        let layer = Layer { newest: 1, ranges, updates, ..Layer::default() };
+        edge.push_layer(layer, &pager(), &Text).expect("in memory");
+        assert!(edge.layers.is_empty(), "{edge:?}");
+    }
+}
+
 /// The header of a hostile image said less of a page's prefix than all its keys have in common. An edge that was
 /// narrowed to some of them lifted more than there was, which was a panic (`corrupt`, image 79599).
 #[test]

@@ -1,9 +1,8 @@
-//! Building a table into pages, some points at a time, so that a thread that has a moment can take a part of
-//! it.
+//! Builds pages from a memtable, some points at a time, so that a thread that waits for the flusher can do a part of
+//! its work.
 //!
-//! What comes of it is what [`Memtable::to_layer`] gives for a table whose values all stand in the log. Costs
-//! no I/O. Memory: the pages so far, which take half of what the table does where values are short, and
-//! nearly as much where not.
+//! The result is that of [`Memtable::to_layer`] for a table whose values are all in the log. No I/O. Memory: the pages
+//! so far, which take half as much as the table if values are short, and nearly as much if they are long.
 
 use std::{ops::Bound, sync::Arc};
 
@@ -14,11 +13,11 @@ use crate::{
     node::Layer,
 };
 
-/// A sealed table, a part of which stands in pages.
+/// A sealed table, for a part of which pages were built.
 pub(crate) struct MemtableBuild {
     table: Arc<Memtable>,
     run: RunBuilder,
-    /// The last key that does.
+    /// The last key in these pages.
     last: Option<Bytes>,
 }
 
@@ -32,8 +31,8 @@ impl MemtableBuild {
         Arc::ptr_eq(&self.table, table)
     }
 
-    /// Takes the next `most` points, or those that come to `bytes` bytes if that is fewer; `false` if none
-    /// are left behind them.
+    /// Builds pages from the next `most` points, or fewer if these have more than `bytes` bytes. `false` if no points
+    /// are left.
     pub fn go_on(&mut self, most: usize, bytes: usize) -> bool {
         let from = self.last.as_ref().map_or(Bound::Unbounded, |last| Bound::Excluded(&last[..]));
         let mut points = self.table.points.range((from, Bound::Unbounded));

@@ -78,13 +78,13 @@ impl KeyMark {
 
 impl Filter {
     /// An empty filter for that number of keys.
-    pub fn with_room(keys: usize) -> Self {
+    pub fn with_capacity(keys: usize) -> Self {
         let blocks = keys.div_ceil(BLOCK_KEYS).max(1);
         Self((0..blocks * BLOCK_WORDS).map(|_| AtomicU64::new(0)).collect())
     }
 
     /// The number of keys for which it was made.
-    pub fn room(&self) -> usize {
+    pub fn capacity(&self) -> usize {
         self.blocks() * BLOCK_KEYS
     }
 
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn what_was_added_is_found_and_little_else() {
-        let filter = Filter::with_room(65_000);
+        let filter = Filter::with_capacity(65_000);
         let hash = |i: u32| KeyMark::of(&i.to_be_bytes());
         (0..65_000).for_each(|i| filter.add(hash(i)));
         assert!((0..65_000).all(|i| filter.may_hold(hash(i))));

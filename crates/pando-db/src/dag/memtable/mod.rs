@@ -36,59 +36,62 @@ pub(crate) mod filter;
 pub(crate) mod points;
 pub(crate) mod range;
 
-/// Points from which on a table has a filter.
+/// A table with at least so many points has a filter.
 const FILTER_FROM_POINTS: usize = 256;
-/// A filter has room for this multiple of the points that there are when it is made; when it is full, a larger one
-/// is made.
+/// A new filter has a capacity of so many times the points that the table has then. When it is full, a larger one is
+/// made.
 const FILTER_GROWTH_FACTOR: usize = 4;
-/// Points of the largest filter: with more points it has more false positives, and a larger one takes too long.
+/// The capacity of the largest filter, in points. With more points it has more false positives, but to make a larger
+/// one takes too long.
 const FILTER_MAX_POINTS: usize = 1 << 16;
 /// Estimated bytes of memory per entry beyond key and content.
 const POINT_BYTES: usize = 96;
-/// Bytes of updates that make a table full. In a node each is said again for every edge that it covers, and
-/// in the header, which is read whole.
+/// A table with so many bytes of updates is full, because a node repeats each update for every edge that it covers, in
+/// a header that is always read whole.
 const MAX_UPDATE_BYTES: usize = 64 << 10;
-/// Clones that make a table full, so that placing those of one table is a bounded piece of work.
+/// A table with more clones than this is full, so that the edit that places them is bounded.
 const MAX_CLONES: usize = 8192;
-/// Messages about ranges that are asked for their bound of key lengths one by one.
+/// Of at most so many range messages the bounds of key lengths are read one by one; otherwise that of all clones is
+/// used.
 const MAX_ASKED_RANGES: usize = 64;
-/// Points that are asked for their length one by one.
+/// Of at most so many points the lengths are read one by one.
 const MAX_ASKED_POINTS: usize = 1024;
-/// Bytes of batches that make a table full, as a multiple of its limit, however few of them are left.
+/// A table is full if the batches that it may keep in memory have more bytes than so many times its limit, even if few
+/// of these bytes are still needed.
 const MAX_KEPT_FACTOR: usize = 4;
 
 /// Messages not yet in the DAG. Cloning is O(1).
 #[derive(Clone)]
 pub(crate) struct Memtable {
     pub points: Points,
-    /// Of the points, and of what is no longer among them.
+    /// Bounds of the keys of all points that the table has or has had.
     heads: Heads,
     filter: Option<Filter>,
-    /// Disjoint, by lower bound.
+    /// Range messages by their lower bound; they do not overlap.
     pub ranges: OrdMap<Bytes, TableRange>,
-    /// Of the ranges, those that are clones.
+    /// How many of the ranges are clones.
     clones: usize,
-    /// Disjoint, by lower bound; none over a RangeDelete.
+    /// Updates by their lower bound. They do not overlap, and none lies over a RangeDelete.
     pub updates: OrdMap<Bytes, UpdateMsg>,
-    /// Bound of the points that may make a value, and of what was there and is gone.
+    /// Bound of the lengths of keys of all points that may give a key a value, removed ones included.
     longest: Longest,
-    /// The same of the clones.
+    /// The same for clones.
     longest_clone: Longest,
     bytes: usize,
-    /// Of these, in updates.
+    /// How many of these bytes are those of updates.
     update_bytes: usize,
-    /// Bytes of the batches that it may keep in memory for the sake of what is left of them.
+    /// Bytes of the batches whose memory the table may keep, because a key or value of each may still be in use.
     kept: usize,
-    /// Newest batch in it, or in anything older.
+    /// The newest batch in the table, or, if it is empty, in older ones.
     pub msn: u64,
-    /// Oldest batch in it; above `msn` while empty.
+    /// The oldest batch in the table; above `msn` while it is empty.
     pub first_msn: u64,
-    /// Where the log goes on behind its newest batch.
+    /// The position in the log behind batch `msn`.
     pub log_end: LogPos,
 }
 
 impl Memtable {
-    /// An empty table for what follows batch `msn`, which ends at `log_end`.
+    /// An empty table for the batches behind batch `msn`, which ends at `log_end`.
     pub fn new(msn: u64, log_end: LogPos) -> Self {
         Self {
             points: Points::new(),
@@ -119,7 +122,7 @@ impl Memtable {
         assert!(last.0 > before.0, "batches are numbered in order");
         let mut table = Self::new(before.0, before.1);
         let filter = (messages.len() >= FILTER_FROM_POINTS)
-            .then(|| Filter::with_room(messages.len().min(FILTER_MAX_POINTS)));
+            .then(|| Filter::with_capacity(messages.len().min(FILTER_MAX_POINTS)));
         for (key, msg) in &messages {
             let mark = KeyMark::of(key);
             table.heads.add(mark);
@@ -136,7 +139,7 @@ impl Memtable {
         table
     }
 
-    /// True if no batch is in it. Batches without effect count.
+    /// True if no batch was put into the table; one that has changed nothing counts too.
     pub fn is_empty(&self) -> bool {
         self.first_msn > self.msn
     }
@@ -146,8 +149,8 @@ impl Memtable {
         self.bytes
     }
 
-    /// Notes that a batch of so many bytes was put in: its keys and values may lie in one piece of memory,
-    /// which is there until all of them are replaced.
+    /// Notes that a batch of so many bytes was put in. Its keys and values may lie in one allocation, which stays until
+    /// all of them are replaced.
     pub fn keep(&mut self, batch: usize) {
         self.kept += batch;
     }
@@ -171,9 +174,9 @@ impl Memtable {
     fn note(&mut self, key: &[u8]) {
         let mark = KeyMark::of(key);
         self.heads.add(mark);
-        let room = self.filter.as_ref().map_or(FILTER_FROM_POINTS, Filter::room);
-        if self.points.len() >= room && room < FILTER_MAX_POINTS {
-            let filter = Filter::with_room(FILTER_GROWTH_FACTOR * room);
+        let capacity = self.filter.as_ref().map_or(FILTER_FROM_POINTS, Filter::capacity);
+        if self.points.len() >= capacity && capacity < FILTER_MAX_POINTS {
+            let filter = Filter::with_capacity(FILTER_GROWTH_FACTOR * capacity);
             self.points.keys().for_each(|key| filter.add(KeyMark::of(key)));
             self.filter = Some(filter);
         }
@@ -187,7 +190,7 @@ impl Memtable {
         if msg.may_make_value() {
             self.longest = self.longest.max(Longest::of(key.len()));
         }
-        // What does not depend on the old message is put in its place in one walk.
+        // A final message does not depend on the old one, so one walk of the map replaces it.
         if msg.is_final() {
             self.bytes += entry_bytes(&key, &msg);
             let len = key.len();
@@ -196,7 +199,7 @@ impl Memtable {
             }
             return;
         }
-        // In place, so that operations which pile up are not copied.
+        // The message is changed in place, so that many operations on one key are not copied each time.
         if let Some(slot) = self.points.as_map().get_mut(&key) {
             let old = std::mem::replace(slot, Msg::Delete);
             self.bytes -= old.len();
@@ -205,7 +208,7 @@ impl Memtable {
             return;
         }
         let msg = match self.update_at(&key) {
-            // Nothing lies below a RangeDelete, so an upsert over one is known at once.
+            // There is no value below a RangeDelete, so the value that an upsert makes is known.
             _ if self.range_at(&key).is_some_and(TableRange::is_delete) => msg.resolve(None, merge).into(),
             Some(update) => msg.over(update.msg(), merge),
             None => msg,
@@ -214,7 +217,7 @@ impl Memtable {
         self.points.as_map().insert(key, msg);
     }
 
-    /// Takes in a range message: what it covers goes. Cost: in proportion to what it covers here.
+    /// Adds a range message, and removes what it covers. Cost: in proportion to what it covers in this table.
     pub fn put_range(&mut self, range: TableRange) {
         assert!(!range.span.is_empty(), "a message about no keys");
         let covered: Vec<Bytes> = self.points_in(&range.span).map(|(key, _)| key.clone()).collect();
@@ -235,7 +238,7 @@ impl Memtable {
                 self.insert_update(piece);
             }
         }
-        // What was cut out of older ones is put in again, beside the range.
+        // The rest of each older message was inserted again, and lies beside the range.
         assert!(self.ranges_in(&range.span).is_empty(), "a range message under a newer one");
         assert!(self.updates_in(&range.span).is_empty(), "an update under a newer range message");
         self.insert_range(range);
@@ -258,18 +261,18 @@ impl Memtable {
         assert!(removed.is_some(), "a range message that is not there is taken out");
     }
 
-    /// Its clones, ascending by destination.
+    /// The clones of the table, ascending by destination.
     pub fn clones(&self) -> impl Iterator<Item = &TableRange> {
         let ranges = (self.clones > 0).then(|| self.ranges.values());
         ranges.into_iter().flatten().filter(|range| !range.is_delete())
     }
 
-    /// True if it holds a clone.
+    /// True if the table has a clone.
     pub fn has_clones(&self) -> bool {
         self.clones > 0
     }
 
-    /// Bytes of the messages about `span`, counted up to a little over `most`.
+    /// Bytes of the messages about `span`. Points are counted only until there are more than `most` bytes.
     pub fn bytes_in(&self, span: &Span, most: usize) -> usize {
         let ranges = self.ranges_in(span).iter().map(range_bytes).sum::<usize>();
         let updates = self.updates_in(span).iter().map(|u| POINT_BYTES + u.bytes()).sum::<usize>();
@@ -283,8 +286,8 @@ impl Memtable {
         bytes
     }
 
-    /// Takes in an update. `is_done` names points that include it already. Cost: in proportion to the
-    /// points and updates that it covers here.
+    /// Adds an update. `is_done` says which points include it already. Cost: in proportion to the points and updates
+    /// that it covers in this table.
     pub fn put_update(&mut self, update: UpdateMsg, merge: &dyn Merge, is_done: impl Fn(&[u8]) -> bool) {
         let open = self.points_in(&update.span).filter(|(key, msg)| **msg != Msg::Delete && !is_done(key));
         for key in open.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
@@ -321,7 +324,7 @@ impl Memtable {
         assert!(removed.is_some(), "an update that is not there is taken out");
     }
 
-    /// The update that covers `key`: it counts if there is no point of it.
+    /// The update that covers `key`. It applies only if the table has no point of that key.
     pub fn update_at(&self, key: &[u8]) -> Option<&UpdateMsg> {
         if self.updates.is_empty() {
             return None;
@@ -354,8 +357,8 @@ impl Memtable {
         self.longest
     }
 
-    /// Bound of what the table says of keys in `span` itself, and whether one message covers all of them, so that what
-    /// is older does not matter.
+    /// Bound of the lengths of keys in `span` that this table gives values, and whether one range message covers
+    /// `span`, so that older tables do not matter.
     pub fn longest_in(&self, span: &Span) -> (Longest, bool) {
         if let Some(range) = self.range_at(&span.lo)
             && range.span.covers(span)
@@ -371,7 +374,7 @@ impl Memtable {
         if ranges.next().is_some() { self.longest_clone } else { some.unwrap_or(Longest::NONE) }
     }
 
-    /// True if the table may be why a key in `span` of more than `most` bytes has a value.
+    /// True if this table may give a value to a key in `span` of more than `most` bytes.
     pub fn may_exceed(&self, span: &Span, most: usize) -> bool {
         let longer = |(i, (key, msg)): (usize, (&Bytes, &Msg))| {
             i >= MAX_ASKED_POINTS || key.len() > most && msg.may_make_value()
@@ -390,7 +393,7 @@ impl Memtable {
         ranges.into_iter().flatten()
     }
 
-    /// The first of these, or backwards the last, whole. Cost: O(log n), however many there are.
+    /// The first range message that overlaps `span`, or backwards the last one, whole. Cost: O(log n).
     pub fn outermost_range(&self, span: &Span, direction: Direction) -> Option<&TableRange> {
         match direction {
             Direction::Forward => self.range_at(&span.lo).or_else(|| {
@@ -413,7 +416,7 @@ impl Memtable {
         self.ranges_meeting(span).cloned().collect()
     }
 
-    /// Of these, the deletes, as nodes have them.
+    /// The deletes among the range messages that overlap `span`, in the form that nodes have.
     fn deletes_in(&self, span: &Span) -> Vec<RangeMsg> {
         self.ranges_in(span).iter().filter_map(TableRange::delete).collect()
     }
@@ -435,8 +438,8 @@ impl Memtable {
         points.rev().nth(n).map(|(key, _)| key)
     }
 
-    /// The whole table as a layer, but for its clones, which have to be placed. `page_at` may know of a page
-    /// that holds just the next points.
+    /// The table as a layer, without its clones, which have to be placed first. `page_at` may return a page that holds
+    /// exactly the next points.
     pub fn to_layer(
         &self,
         page_target: usize,
@@ -460,7 +463,7 @@ impl Memtable {
         Ok(self.layer_of(run.finish()))
     }
 
-    /// The same, where `run` has its points.
+    /// The same, given the points of the table as a run.
     pub(crate) fn layer_of(&self, run: Run) -> Layer {
         let ranges = self.ranges.values().filter_map(TableRange::delete).collect();
         let updates = self.updates.iter().map(|(_, update)| update.clone()).collect();

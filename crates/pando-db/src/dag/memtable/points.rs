@@ -1,8 +1,8 @@
 //! The points of a memtable: a persistent map, or a sorted list.
 //!
-//! A table that is written to has a map. One that is made of many messages at once, as from a log, has a list: to sort
-//! them costs a fraction of what it costs to put them into a map one by one, and the list takes less memory. The first
-//! change makes a map of the list.
+//! A table that is written to has a map. A table that is made of many messages at once, as from a log, has a list:
+//! sorting the messages costs a fraction of inserting them into a map one by one, and the list takes less memory. The
+//! first change turns the list into a map.
 //!
 //! Guarantees: both give the same to readers, and cloning is O(1). May use: keys and messages. No I/O.
 
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Clone)]
 pub(crate) enum Points {
     Map(OrdMap<Bytes, Msg>),
-    /// Ascending, each key once.
+    /// Ascending; each key occurs once.
     Sorted(Arc<Vec<(Bytes, Msg)>>),
 }
 
@@ -31,7 +31,7 @@ pub(crate) enum PointsIter<'a> {
     Sorted(slice::Iter<'a, (Bytes, Msg)>),
 }
 
-/// A message as the sort compares it first: by what its key begins with behind the prefix that all keys share.
+/// What the sort compares first: the bytes of the key behind the prefix that all keys share.
 struct Ranked {
     head: u64,
     /// Index of the message, and its order in time.
@@ -52,7 +52,8 @@ impl Points {
             }
             None => 0,
         };
-        // Keys lie all over the memory of a log; most are told apart without going there again.
+        // Keys are scattered over the memory of the log. Their first bytes are copied here, so that most comparisons do
+        // not read that memory again.
         let mut order: Vec<Ranked> = Vec::with_capacity(messages.len());
         order.extend((0..).zip(&messages).map(|(at, (key, _))| Ranked { head: head(&key[shared..]), at }));
         let rest = |place: &Ranked| &messages[place.at as usize].0[shared..];
@@ -122,7 +123,7 @@ impl Points {
         self.iter().map(|(key, _)| key)
     }
 
-    /// The map, for a change: a list becomes one.
+    /// The points as a map, to be changed. A list is turned into a map first.
     pub fn as_map(&mut self) -> &mut OrdMap<Bytes, Msg> {
         if let Points::Sorted(sorted) = self {
             *self = Points::Map(sorted.iter().cloned().collect());

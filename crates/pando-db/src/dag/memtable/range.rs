@@ -1,14 +1,11 @@
-//! Deferred clones: what a clone is as long as it stands in a memtable.
+//! Deferred clones: the form of a clone as long as it is in a memtable.
 //!
-//! A table lies over a frozen state: all older tables, and the DAG below them.
-//! A clone names a range of keys in that state, not a node, so making one reads
-//! nothing, waits for nobody and costs the same beside any number of writers:
-//! what is in older tables is seen by source and copy, what comes into this
-//! table or a newer one by one of them only. A reader who
-//! meets a deferred clone goes on in the older tables and the DAG with the key
-//! of the source. The flusher finds the node of the source (see
-//! [`crate::dag::share::place`]) when the table is the oldest, that is when the state below
-//! it is just the DAG; so no node ever holds a deferred clone.
+//! A memtable lies over a frozen state: all older tables, and the DAG below them. A clone names a range of keys in that
+//! state, not a node. So making one reads nothing and waits for no thread, however many write. Both the source and the
+//! copy show what is in older tables; a change in this table or a newer one shows in one of them only. A reader that
+//! meets a deferred clone continues in the older tables and the DAG with the key of the source. The flusher finds the
+//! node of the source (see [`crate::dag::share::place`]) when the table is the oldest, so that the state below it is
+//! the DAG alone. So no node ever holds a deferred clone.
 //!
 //! Pure. Uses `key` and the messages of nodes.
 
@@ -19,8 +16,8 @@ use crate::{
     node::{RangeMsg, ranged::Ranged},
 };
 
-/// A message about a range of keys in a memtable: what is older is gone, and what `origin` leads
-/// to stands in its place.
+/// A message about a range of keys in a memtable: it replaces all older messages and values in the range by what
+/// `origin` refers to, or by nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TableRange {
     pub span: Span,
@@ -46,7 +43,7 @@ impl TableRange {
         self.is_delete().then(|| RangeMsg { span: self.span.clone(), target: None })
     }
 
-    /// Where the range is found below the table: the map to there, and its image.
+    /// The source of the range in the state below the table: the lens that maps to it, and the image of the range.
     pub fn source(&self) -> Option<(Lens, Span)> {
         assert!(!self.span.is_empty(), "a deferred clone of no keys");
         let lens = Lens::of_edge(&self.span, self.origin.as_ref()?);

@@ -30,7 +30,7 @@ impl Edit<'_> {
             }
             // Where every heavy child is shared and none has enough to be worth a copy, messages
             // wait: their number is bounded by the fanout times the threshold.
-            let Some(i) = self.worth_flushing(&*self.peek(id)?)? else { return Ok(()) };
+            let Some(i) = self.edge_to_flush(&*self.peek(id)?)? else { return Ok(()) };
             self.flush_edge(id, i)?;
         }
         Ok(())
@@ -40,7 +40,7 @@ impl Edit<'_> {
     /// at that price. Above the limit it is the one with most. Below it, messages beyond a node's worth wait
     /// for company; but those of an edge that go on together do not: as sequential inserts, they would only
     /// be written once more.
-    pub(crate) fn worth_flushing(&self, node: &Node) -> Result<Option<usize>> {
+    pub(crate) fn edge_to_flush(&self, node: &Node) -> Result<Option<usize>> {
         let mut stuck = Vec::new();
         loop {
             match self.heaviest(node, &stuck)? {

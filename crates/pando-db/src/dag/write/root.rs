@@ -95,7 +95,7 @@ impl Edit<'_> {
         // This is called often, and mostly there is nothing to flush.
         let root = self.peek(self.root)?;
         let before = pending(&root);
-        if self.worth_flushing(&root)?.is_none() {
+        if self.edge_to_flush(&root)?.is_none() {
             return Ok(false);
         }
         self.fit_root(self.load(self.root)?)?;

@@ -1,11 +1,9 @@
-//! Restoring the sizes of nodes: splitting those that are too large, merging those that are
-//! too small.
+//! Splits nodes that are too large, and merges those that are too small.
 //!
-//! A leaf is split between its 1/4 and 3/4 keys at the shortest separator, so
-//! that files and directories do not straddle leaves (FAST'20 section 4,
-//! "Preferential splitting": two key reads, no scan); if one about as short
-//! lies where an extent of pages ends, which both halves can then keep as they
-//! are, at that. Works on nodes in hand; the caller attaches the results.
+//! A leaf is split at the shortest separator between the keys at 1/4 and at 3/4 of its bytes, so that few files and
+//! directories lie in two leaves (FAST'20 section 4, "Preferential splitting": two key reads, no scan). If there is a
+//! separator of about the same length between two extents of pages, the leaf is split there, so that both halves keep
+//! their extents. Works on nodes in memory; the caller attaches the results.
 
 use bytes::Bytes;
 
@@ -22,8 +20,8 @@ pub(crate) type Pieces = Vec<Node>;
 /// A leaf below this fraction (1/n) of the node size looks for a neighbour to merge with.
 const SMALL_LEAF_FRACTION: usize = 4;
 
-/// Bytes that a separator may be longer to lie between two extents: enough within a file or a series of
-/// numbers, less than what tells a place in a file from the border of two.
+/// A separator between two extents may be longer than the shortest one by so many bytes. That is enough to cut within a
+/// file or a series of numbered keys, and too little to cut within a file instead of between two.
 const BORDER_SLACK_BYTES: usize = 2;
 
 impl Edit<'_> {
@@ -40,7 +38,8 @@ impl Edit<'_> {
         }
     }
 
-    /// Where to cut a list of edges so that each part is within the limits of a node. Cost: as sorting them.
+    /// The places to cut a list of edges so that each part is within the limits of a node. Cost: as that of sorting
+    /// them.
     fn edge_cuts(&self, edges: &[Edge]) -> Vec<usize> {
         let limits = self.cx.limits;
         if edges.len() <= limits.fanout.min(2) {
@@ -69,7 +68,7 @@ impl Edit<'_> {
         cuts
     }
 
-    /// Two pieces or more of a leaf, each within its limits where keys allow.
+    /// Splits a leaf into two or more pieces, each within the limits if its keys allow that.
     fn split_leaf(&self, node: Node) -> Result<Pieces> {
         let Body::Leaf(run) = &node.body else { unreachable!("asked of leaves only") };
         let Some(pivot) = self.leaf_pivot(run)? else { return Ok(vec![node]) };
@@ -106,8 +105,8 @@ impl Edit<'_> {
     fn key_at(&self, run: &Run, offset: usize) -> Result<Bytes> {
         let mut left = offset;
         for page in &run.pages {
-            // By the measure of the whole: where keys are long, most of it is the header's. Otherwise a run of small
-            // pages is cut behind its first pair, again and again (fs: allocate.rs).
+            // Bytes are counted as for the whole leaf, with what the header has of a page. Otherwise a run of small
+            // pages with long keys would be cut behind its first pair, again and again (fs: allocate.rs).
             let bytes = page.bytes();
             if left >= bytes {
                 left -= bytes;
@@ -160,12 +159,12 @@ impl Edit<'_> {
         }
     }
 
-    /// `parent` with the children of edges `l` and `l + 1` made one, where that is allowed.
+    /// `parent` after the children of edges `l` and `l + 1` were merged, if that is allowed.
     fn merge_pair(&mut self, parent: &Node, l: usize) -> Result<Option<Node>> {
         let [Some(left), Some(right)] = [l, l + 1].map(|i| parent.edges().get(i)) else { return Ok(None) };
         let (Some(a), Some(b)) = (&left.child, &right.child) else { return Ok(None) };
         if !left.layers.is_empty() && !right.layers.is_empty() {
-            // Their batches interleave, and one of the two is about to be flushed anyway.
+            // Messages wait above both. Their batches interleave, and one of the two is flushed soon anyway.
             return Ok(None);
         }
         if a.id == b.id
@@ -273,8 +272,8 @@ fn are_side_by_side(pieces: &[Node]) -> bool {
     pieces.is_sorted_by(|a, b| a.span.hi.as_ref() == Some(&b.span.lo))
 }
 
-/// The edge at which the edges `part` are best parted in two: of the middle half, the one that shares the
-/// shortest prefix with its neighbour below; `shared` says how much each does.
+/// The edge at which the edges `part` are cut in two: in the middle half, that which shares the shortest prefix with
+/// the edge before it. `shared` has these lengths.
 fn edge_pivot(shared: &[usize], part: std::ops::Range<usize>) -> Option<usize> {
     let n = part.len();
     if n < 2 {

@@ -1,18 +1,17 @@
 //! The space that a prefix takes on the device, and how much its deletion would free.
 //!
-//! The deletion of the prefix is simulated in one pass over the nodes, from the highest to the lowest, so that all
-//! references to a node are known before the node itself. For each node it is known which of its references would be
-//! removed, and what the others would still show:
+//! The deletion of the prefix is simulated in one pass over the nodes, from the highest to the lowest. So all
+//! references to a node have been seen when the pass reaches it, and it is known which of them would be removed, and
+//! what the others would still show:
 //!
-//! - if all go, the node goes itself, whole, and its own references with it;
-//! - otherwise what those that are left do not show between them goes from it, pages and
-//!   references: it would be made simple, or pruned (`dag/gc/prune.rs`).
+//! - If all of them would be removed, the whole node would be removed, with its own references.
+//! - Otherwise those pages and references would be removed from it that no remaining reference shows: the node would be
+//!   made simple, or pruned (`dag/gc/prune.rs`).
 //!
-//! What goes is *exclusive*; what the prefix shows and what stays is *shared*. Extents of
-//! pages, which several nodes may use, go with the last of them
-//! (`usage/extents.rs`). What paths show of a node is brought together before it is passed on (`usage/paths.rs`), so a
-//! node costs the same however many paths lead to it. Reads headers only and takes no lock. Uses the pager and the maps
-//! of `key`.
+//! What would be removed is *exclusive*; what the prefix shows and would stay is *shared*. An extent of pages, which
+//! several nodes may use, is freed with the last of them (`usage/extents.rs`). What the paths to a node show is merged
+//! before it is passed on (`usage/paths.rs`), so a node costs the same however many paths lead to it. Reads headers
+//! only and takes no lock over that. Uses the pager and the maps of `key`.
 
 mod extents;
 mod paths;
@@ -47,10 +46,10 @@ use crate::{
 };
 
 impl Db {
-    /// What the keys under `prefix` take on the device, and what of that would come back if they were
-    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves
-    /// that the prefix reaches; a pass over the translation table in memory; a few words for each extent of
-    /// pages that the prefix reaches.
+    /// The space that the keys under `prefix` take on the device, and how much of it would be freed if they were
+    /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves that the
+    /// prefix reaches; a pass over the translation table in memory; a few words for each extent of pages that the
+    /// prefix reaches.
     pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
         usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
     }
@@ -59,7 +58,7 @@ impl Db {
     pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
         let mut sorted: Vec<&Bytes> = prefixes.iter().collect();
         sorted.sort_unstable();
-        // Whatever begins with a key stands right behind it.
+        // If a prefix lies in another, it or one like it follows that one directly in this order.
         if sorted.windows(2).any(|pair| matches!(pair, [a, b] if b.starts_with(a))) {
             return Err(Error::Invalid("one prefix lies in another".into()));
         }
@@ -69,49 +68,49 @@ impl Db {
 
 /// The space of the keys under a prefix. All sizes are bytes.
 ///
-/// The figures are those of the moment of the call, and are best when the store has settled (see
-/// [`crate::Db::settle`]): what waiting deletes are going to give back anyway counts as exclusive. Table
-/// pages and the log are not in them.
+/// The figures are those of the moment of the call, and are most exact when the store has settled (see
+/// [`crate::Db::settle`]): space that earlier deletes will free anyway counts as exclusive. Pages of the translation
+/// table and the log are not included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
-    /// What can be read: keys (without what the keys of a page have in common) and values, before
-    /// compression, a part that is seen twice under the prefix counted twice. An estimate: pages at the
-    /// borders count whole, and so do old values until the messages that wait above them have been flushed.
+    /// Bytes of the keys (without the prefix that the keys of a page share) and values that can be read, before
+    /// compression. Data that is visible twice under the prefix counts twice. This is an estimate: pages at the borders
+    /// of the prefix count whole, and old values count until the messages that wait above them have been flushed.
     pub visible_bytes: u64,
-    /// What it is kept in on the device, each node and each extent once: `exclusive_bytes + shared_bytes`. Of
-    /// the empty prefix, in a store that has settled and of which no snapshot is held, just what
-    /// [`crate::Stats::node_bytes`] says.
+    /// Bytes on the device in which this is stored, each node and each extent counted once: `exclusive_bytes +
+    /// shared_bytes`. For the empty prefix, in a store that has settled and of which no snapshot is held, this is equal
+    /// to [`crate::Stats::node_bytes`].
     pub stored_bytes: u64,
-    /// What would be given back if everything under the prefix were deleted, once that has settled and
-    /// nobody holds a snapshot of it; also what no other key shows of nodes that the prefix shares. Exact
-    /// for nodes that go as a whole, and for what lies unused beside their pages: an extent that several
-    /// nodes use counts as a whole if the last of them goes, and not at all otherwise. For nodes that stay
-    /// see `estimated_bytes`; a page in which the prefix begins or ends counts as one that stays.
+    /// Bytes that would be freed if everything under the prefix were deleted, once the store has settled and no
+    /// snapshot of the data is held. Includes the parts of shared nodes that no other key shows. Exact for nodes that
+    /// would be removed as a whole, and for unused space beside their pages: an extent that several nodes use counts as
+    /// a whole if the last of them would be removed, and not at all otherwise. For nodes that would stay see
+    /// `estimated_bytes`; a page in which the prefix begins or ends counts as one that stays.
     pub exclusive_bytes: u64,
-    /// What would stay, because other keys are kept there too. An extent that a node which goes shares with
-    /// one which stays counts as a whole, so the figures of two prefixes may both have it.
+    /// Bytes that would stay, because other keys are stored there too. An extent that is used by a node that would be
+    /// removed and by one that would stay counts as a whole, so it may be included in the figures of two prefixes.
     pub shared_bytes: u64,
-    /// How much of `exclusive_bytes` is an estimate: pages in nodes that would be rewritten (which frees
-    /// whole blocks only), extents that these would leave, and what is not yet written (whose compression
-    /// is not known).
+    /// The part of `exclusive_bytes` that is an estimate: pages in nodes that would be rewritten (which frees whole
+    /// blocks only), extents that these nodes would no longer use, and data that is not written yet (whose length after
+    /// compression is unknown).
     pub estimated_bytes: u64,
     /// Nodes that the prefix reaches.
     pub nodes: u64,
-    /// Of these, nodes that would go as a whole.
+    /// How many of these nodes would be removed as a whole.
     pub exclusive_nodes: u64,
-    /// Of these, nodes that something else refers to.
+    /// How many of these nodes would stay and have something of the prefix.
     pub shared_nodes: u64,
 }
 
-/// What is known of a node before its turn.
+/// What is known of a node before the pass reaches it.
 #[derive(Default)]
 struct Visit {
-    /// References that go with the prefix.
+    /// How many references would be removed with the prefix.
     gone: u64,
-    /// References that stay.
+    /// How many references would stay.
     stays: u64,
-    /// Local keys that these show afterwards.
+    /// Local keys that the remaining references would show.
     kept: PathSpans,
     /// Local keys that can be read under the prefix, and how many times.
     shown: PathSpans,
@@ -130,17 +129,18 @@ impl Seen {
     }
 }
 
-/// Bytes of the pages of one node that lie in one place.
+/// Bytes of the pages of one node that lie in one extent, or in the node's own space.
 #[derive(Default)]
 struct Pages {
-    /// Nothing that stays shows them.
+    /// Pages that no remaining reference shows.
     go: u64,
+    /// Pages that would stay.
     stay: u64,
-    /// The bytes that stay, without compression.
+    /// The same without compression.
     stay_raw: u64,
-    /// Bytes that stay and that the prefix shows.
+    /// Pages that would stay and that the prefix shows.
     seen: u64,
-    /// Bytes of these in pages that would be shown only in part, and so rewritten; also without compression.
+    /// Those of them that would be shown only in part, and so would be rewritten; also without compression.
     cut: u64,
     cut_raw: u64,
 }
@@ -149,13 +149,14 @@ struct UsageWalk<'a> {
     engine: &'a Engine,
     view: &'a View,
     queue: BTreeMap<(Reverse<u8>, NodeId), Visit>,
-    /// Extents that nodes may use together: known when all have been seen.
+    /// Extents that several nodes may use. Their sums are known when all nodes have been seen.
     extents: Extents,
     usage: Usage,
 }
 
 impl Engine {
-    /// The state of now or a little later, in which each clone that was made so far has its node.
+    /// A view of the present state or of a slightly later one, in which every clone made so far has been placed in the
+    /// DAG.
     fn view_without_clones(&self) -> Result<Arc<View>> {
         loop {
             let view = self.view();
@@ -163,7 +164,7 @@ impl Engine {
                 return Ok(view);
             }
             self.seal();
-            // Batches that come meanwhile are not waited for: the DAG alone is a consistent state, too.
+            // Batches that arrive meanwhile need not be flushed, because the DAG alone is a consistent state.
             while self.superversion.read().tree.msn < view.msn {
                 if !self.options.read_only {
                     self.make_way()?;
@@ -182,7 +183,7 @@ impl Engine {
     }
 }
 
-/// Adds up what is under some prefixes together. See [`crate::Db::usage`].
+/// The usage of some prefixes together. See [`crate::Db::usage`].
 fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
     let view = engine.view_without_clones()?;
     let spans: Vec<Span> = prefixes.iter().map(|prefix| Span::prefix(prefix.clone())).collect();
@@ -207,7 +208,7 @@ fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
 }
 
 impl UsageWalk<'_> {
-    /// The visit of node `id` that is to come, below height `above`.
+    /// The entry in the queue of node `id`, which must be lower than `above`.
     fn visit(&mut self, id: NodeId, above: Option<u8>) -> Result<&mut Visit> {
         let entry = self.view.tree.table.get(id);
         let height = entry.map(|entry| entry.height).ok_or_else(|| missing(id))?;
@@ -217,7 +218,7 @@ impl UsageWalk<'_> {
         Ok(self.queue.entry((Reverse(height), id)).or_default())
     }
 
-    /// What is in memory only: like a node above the root, with its Gotos over one edge.
+    /// Counts the memtables of the view, as if they were the messages of a node above the root, and begins at the root.
     fn memory(&mut self, spans: &[Span]) -> Result<()> {
         let mut hidden: Vec<Span> = Vec::new();
         for table in &self.view.tables {
@@ -225,13 +226,13 @@ impl UsageWalk<'_> {
                 let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
                 let bytes = points.sum::<u64>();
                 self.see(bytes);
-                // Deleted before it is written anywhere, it takes nothing.
+                // If it were deleted before it is written, it would take no space.
                 self.usage.exclusive_bytes += bytes;
                 self.usage.estimated_bytes += bytes;
             }
             hidden.extend(table.ranges.values().map(|range| range.span.clone()));
         }
-        // The superblock's reference never goes.
+        // The superblock's reference to the root is never removed.
         let root = self.visit(self.view.tree.root, None)?;
         root.stays += 1;
         for part in Span::all().without_all(spans.iter().chain(&hidden)) {
@@ -243,7 +244,7 @@ impl UsageWalk<'_> {
         Ok(())
     }
 
-    /// Counts what can be read. A damaged store may show anything any number of times.
+    /// Counts bytes that can be read. In a damaged store the sum may be too large for a number.
     fn see(&mut self, bytes: u64) {
         self.usage.visible_bytes = self.usage.visible_bytes.saturating_add(bytes);
     }
@@ -255,7 +256,7 @@ impl UsageWalk<'_> {
         let count = u64::from(entry.count);
         let handle = self.engine.pager.node(&self.view.tree.table, id)?;
         if gone + stays < count {
-            // What refers to it besides is not known, and may show everything.
+            // Some references were not seen, as those of nodes that wait to be reclaimed. They may show everything.
             seen.kept = vec![handle.node.span.clone()];
         }
         self.usage.nodes += u64::from(!seen.shown.is_empty());
@@ -269,7 +270,7 @@ impl UsageWalk<'_> {
         self.below(&handle, &seen, fate)
     }
 
-    /// Counts a node that goes as a whole.
+    /// Counts a node that would be removed as a whole.
     fn goes(&mut self, entry: &Entry) {
         let (own, written) = own_bytes(entry);
         self.usage.exclusive_nodes += 1;
@@ -278,11 +279,11 @@ impl UsageWalk<'_> {
         extents::of_node(entry).into_iter().for_each(|extent| self.extents.goes(extent, !written));
     }
 
-    /// Counts a node of which something stays.
+    /// Counts a node that would stay.
     fn stays(&mut self, entry: &Entry, handle: &Handle, seen: &Seen) {
         let (mut own, mut apart) = (Pages::default(), HashMap::<u64, Pages>::new());
         for page in handle.node.pages() {
-            // The least key above the last one ends the range.
+            // The range ends at the least key above the last one.
             let keys = Span::new(page.first_key(), Some(behind(&page.last_key())));
             let bytes = u64::from(stored_len(page).unwrap_or(page.raw));
             let pages = match extents::of_page(handle, page) {
@@ -323,7 +324,7 @@ impl UsageWalk<'_> {
         self.usage.shared_nodes += u64::from(any);
     }
 
-    /// Passes on to what a node refers to, and counts what can be read in it.
+    /// Passes what is shown on to the nodes that this one refers to, and counts what can be read in it.
     fn below(&mut self, handle: &Handle, seen: &Seen, fate: Fate) -> Result<()> {
         let node = &handle.node;
         let edges = match &node.body {
@@ -336,7 +337,7 @@ impl UsageWalk<'_> {
         for (i, edge) in edges.iter().enumerate() {
             let live = node.edge_span(i);
             let mut seen = seen.clipped(&live);
-            // Newest first: what a range message covers hides all that is older.
+            // The newest layer comes first, because a range message hides all that is older.
             for layer in edge.layers.iter().rev() {
                 self.see(readable(&layer.run, &seen.shown));
                 for range in &layer.ranges {
@@ -356,10 +357,11 @@ impl UsageWalk<'_> {
         Ok(())
     }
 
-    /// Passes an edge or Goto over `live` of a node of this `fate`, of which this is `seen`, on to its target.
+    /// Notes at the target of an edge or Goto over `live` what is seen through it. `fate` is that of the node which has
+    /// the edge.
     fn refer(&mut self, live: &Span, target: &Target, seen: &Seen, fate: Fate, above: u8) -> Result<()> {
         let entry = self.view.tree.table.get(target.id);
-        // Of a leaf with this reference only, all that is shown now is shown afterwards.
+        // If this is the only reference to a leaf, the leaf would show the same as now.
         let nothing_changes = fate == Fate::Stays
             && seen.kept == [live.clone()]
             && entry.is_some_and(|entry| entry.height == 0 && entry.count == 1);
@@ -381,12 +383,12 @@ impl UsageWalk<'_> {
     }
 }
 
-/// What becomes of a node when the prefix is deleted.
+/// What would happen to a node if the prefix were deleted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// The node is removed, and so are its references.
+    /// The node would be removed, with its references.
     Gone,
-    /// The node stays; references that show nothing any more are removed.
+    /// The node would stay, without references that show nothing any more.
     Stays,
 }
 
@@ -394,8 +396,8 @@ fn missing(id: NodeId) -> Error {
     Error::corrupt("node reference", 0, format!("node {id} does not exist"))
 }
 
-/// Bytes of what a node alone owns, and whether it is written. For one that is not, an estimate without the
-/// pages that lie in extents of their own.
+/// Bytes of the space that a node alone owns, and whether the node is written. If it is not, they are an estimate,
+/// without the pages that lie in extents of pages.
 fn own_bytes(entry: &Entry) -> (u64, bool) {
     match &entry.loc {
         Loc::Stored(stored) => {
@@ -410,11 +412,11 @@ fn own_bytes(entry: &Entry) -> (u64, bool) {
     }
 }
 
-/// Raw bytes of the pages of a run that can be read, as often as they are seen. A page counts whole, and as often as
-/// the part of it that is seen most.
+/// Raw bytes of the pages of a run that can be read. A page counts whole, and as many times as the part of it that is
+/// shown by most paths.
 fn readable(run: &Run, shown: &[ShownSpan]) -> u64 {
     let mut bytes = 0u64;
-    // The page that was counted last, and how many times.
+    // The page that was counted last, and how many times it was counted.
     let mut last: Option<(usize, u64)> = None;
     for ShownSpan { span, times } in shown {
         let from = run.page_from(&span.lo);

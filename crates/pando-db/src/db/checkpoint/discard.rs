@@ -1,8 +1,8 @@
-//! Giving freed space back to the host: when, and how much stays.
+//! Decides when freed space is given back to the host (discarded), and how much free space stays allocated there.
 //!
-//! `space/discard.rs` knows what may be discarded. This module discards after checkpoints, which free space, in
-//! rounds, and keeps enough space backed for the dirty nodes and the reserve, so that deletes work when the host is
-//! full. A failure to discard is no failure of the store.
+//! `space/discard.rs` knows what may be discarded. Checkpoints free space, so this module discards after them, in
+//! rounds. It keeps enough space allocated on the host for the dirty nodes and the reserve, so that deletes work when
+//! the host is full. A failure to discard is no failure of the store.
 
 use std::{
     sync::atomic::Ordering,
@@ -11,21 +11,21 @@ use std::{
 
 use crate::{db::engine::Engine, space::Discarding};
 
-/// Pieces that are discarded before looking whether there is other work.
+/// Pieces, a count, that are discarded before the thread looks for other work.
 const ROUND_PIECES: usize = 8;
-/// Time between rounds: what was freed and is not used again meanwhile is given back.
+/// Time between rounds, in which space that was freed may be allocated again.
 const ROUND: Duration = Duration::from_secs(1);
-/// Most time that closing a store takes for this.
+/// Closing a store discards for at most this time.
 const AT_CLOSE: Duration = Duration::from_secs(5);
 
-/// The rounds of the thread that makes checkpoints.
+/// The rounds of discards that the thread for checkpoints makes.
 pub(crate) struct Rounds {
     begun: Instant,
-    /// Checkpoints when the last round began.
+    /// The number of checkpoints when the last round began.
     checkpoints: u64,
-    /// No allocation is expected: the round discards everything that can be discarded.
+    /// True if no allocation is expected, so that the round discards everything that it can.
     last: bool,
-    /// The round is not over.
+    /// True if the round is not over.
     pub more: bool,
 }
 
@@ -34,7 +34,7 @@ impl Rounds {
         Self { begun: Instant::now(), checkpoints: 0, last: true, more: false }
     }
 
-    /// Some pieces of the round, or of the next if it is time for one.
+    /// Discards some pieces of the round, or of the next one if it is due.
     pub fn go_on(&mut self, engine: &Engine) {
         if !self.more {
             let checkpoints = engine.counters.checkpoints.load(Ordering::Relaxed);
@@ -49,7 +49,7 @@ impl Rounds {
 }
 
 impl Engine {
-    /// A round where there are no threads.
+    /// Makes a round in the calling thread, if there are no background threads.
     pub fn discard_inline(&self) {
         if !self.options.background {
             self.space.begin_discards();
@@ -65,7 +65,7 @@ impl Engine {
         while changed && self.discard_some(false, 1) && begun.elapsed() < AT_CLOSE {}
     }
 
-    /// Up to that many pieces; whether there may be more.
+    /// Discards up to so many pieces. Returns whether there may be more.
     fn discard_some(&self, expect_more: bool, steps: usize) -> bool {
         (0..steps).all(|_| {
             if !self.options.discard || self.options.read_only || self.check_running().is_err() {
@@ -73,7 +73,7 @@ impl Engine {
             }
             let keep = self.owed() + self.reserve() + self.working_space();
             let eager = self.options.discard_eagerly;
-            // Nobody misses what was not given back; the space does not try again.
+            // An error is ignored, because no caller depends on the discard; nothing is discarded afterwards.
             self.space
                 .discard_step(Discarding { keep, expect_more: expect_more && !eager, eager })
                 .unwrap_or(false)

@@ -255,7 +255,10 @@ fn check_progress(last: &Superblock, (log_start, next_msn): (LogPos, u64), next_
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::sync::{Arc, OnceLock, Weak, atomic::AtomicU64, atomic::Ordering::Relaxed};
+    use std::{
+        io,
+        sync::{Arc, OnceLock, Weak, atomic::AtomicU64, atomic::Ordering::Relaxed},
+    };
 
     use super::check_progress;
     use crate::{
@@ -363,6 +366,46 @@ mod tests {
         let nodes = db.stats().unwrap().node_bytes;
         assert!(nodes > 64 << 10, "the store is too small to tell: {nodes}");
         assert!(before + nodes / 2 < after, "{before} bytes were free, {after} are, and nodes have {nodes}");
+    }
+
+    /// If the superblock cannot be written, it is unknown which of two checkpoints the device has. None of their space
+    /// is free then: a discard of it might run already.
+    #[test]
+    fn a_checkpoint_that_may_have_reached_the_device_keeps_its_space() {
+        let sim = Arc::new(SimDevice::new(16 << 20, 1));
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        let options = || Options { background: false, ..Options::default() };
+        Db::create(sim.clone(), &create, &options()).unwrap();
+        // Free bytes when the superblock was to be written and was not.
+        let free: Arc<OnceLock<u64>> = Arc::default();
+        let store: Arc<OnceLock<Weak<Engine>>> = Arc::default();
+        let (seen, of) = (free.clone(), store.clone());
+        let device = HookedDevice::new(sim, false, move |call| {
+            if let DeviceCall::Write(bytes) = call
+                && bytes.start < 2 * BLOCK
+                && let Some(engine) = of.get().and_then(Weak::upgrade)
+            {
+                _ = seen.set(engine.space.free_bytes());
+                return Err(io::Error::other("the superblock is not written"));
+            }
+            Ok(())
+        });
+        let db = Db::open(Arc::new(device), options()).unwrap();
+        for round in 0..2 {
+            (0..500).for_each(|i| db.put(format!("{i:04}"), vec![round; 500]).unwrap());
+            if round == 0 {
+                db.checkpoint().unwrap();
+            }
+        }
+        let first = db.engine().space.free_bytes();
+        store.set(Arc::downgrade(db.engine())).unwrap();
+        db.checkpoint().unwrap_err();
+        let begun = *free.get().unwrap();
+        assert!(
+            begun + (64 << 10) < first,
+            "the checkpoint has written little: {first} and {begun} bytes were free"
+        );
+        assert_eq!(db.engine().space.free_bytes(), begun);
     }
 
     #[test]

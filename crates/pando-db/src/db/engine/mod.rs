@@ -97,14 +97,14 @@ pub(crate) struct Engine {
     pub counters: EngineCounters,
 }
 
-/// What the superblock on the device says, and the table version it names: while it is held, none of
-/// its extents is reused.
+/// The superblock on the device, and the version of the table that it names: as long as that is held, none of its
+/// extents is reused or discarded.
 pub(crate) struct Durable {
     pub superblock: Superblock,
-    /// Held, not read.
+    /// This is only held, never read.
     pub _table: Table,
-    /// What the superblock may say, if writing the next one was begun and did not succeed. Held for the
-    /// same reason.
+    /// The version that the superblock on the device may name instead, because writing it was begun and did not
+    /// succeed. It is held for the same reason.
     pub attempted: Option<Table>,
 }
 

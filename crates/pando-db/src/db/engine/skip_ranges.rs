@@ -40,7 +40,7 @@ pub(crate) struct SkipRanges {
     recent: VecDeque<(u64, Span)>,
     /// Nothing is remembered of batches up to this one.
     since: u64,
-    /// Batches before all is forgotten; 0: it is.
+    /// After so many batches all is forgotten; 0 if it is.
     patience: u32,
 }
 
@@ -50,8 +50,8 @@ impl SkipRanges {
         self.known.clone()
     }
 
-    /// Takes in that nothing was to be seen in `span` in the version after batch `seen`; the newest batch is
-    /// `now`. Whether more is known than before.
+    /// Notes that a reader has found no pair in `span`, in the version after batch `seen`; the newest batch is `now`.
+    /// Returns whether more is known than before.
     pub fn found(&mut self, seen: u64, now: u64, span: Span) -> bool {
         if self.patience == 0 {
             (self.since, self.known) = (self.since.max(now), None);
@@ -73,9 +73,8 @@ impl SkipRanges {
         true
     }
 
-    /// Takes in batch `msn`, as it is applied. What is kept of it is copied: its keys lie in memory that
-    /// holds all of the batch. `used` tells whether a cursor has begun behind a skip range since it was asked
-    /// last.
+    /// Notes batch `msn`, when it is applied. Keys are copied, because those of the batch would keep all of its memory.
+    /// `used` says whether a cursor has begun behind a skip range since the last call of it.
     pub fn written(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
         match self.patience {
             0 => return,
@@ -120,7 +119,7 @@ impl SkipRanges {
         }
     }
 
-    /// Takes in what was coalesced with batch `msn`: views of that batch may not show it.
+    /// Notes operations that were coalesced with batch `msn`: views of that batch may not show them.
     pub fn coalesced(&mut self, ops: &[Op], msn: u64, used: impl FnOnce() -> bool) {
         self.written(ops, msn + 1, used);
         self.since = self.since.max(msn + 1);
@@ -183,7 +182,7 @@ mod tests {
     #[test]
     fn what_was_put_since_the_view_is_not_overlooked() {
         let mut skip_ranges = SkipRanges::default();
-        // Nobody watched before the first discovery, so only a view of this very version counts.
+        // No batches were remembered before the first discovery, so only a view of this very version counts.
         assert!(!skip_ranges.found(9, 10, span("a", "m")));
         write(&mut skip_ranges, &[put("c")], 11);
         write(&mut skip_ranges, &[put("x")], 12);
@@ -196,13 +195,25 @@ mod tests {
     }
 
     #[test]
+    fn what_was_cloned_or_moved_there_since_the_view_is_not_overlooked() {
+        let mut skip_ranges = SkipRanges::default();
+        assert!(skip_ranges.found(1, 1, span("x", "y")));
+        write(&mut skip_ranges, &[Op::ClonePrefix("q".into(), "b".into())], 2);
+        write(&mut skip_ranges, &[Op::RenamePrefix("r".into(), "d".into())], 3);
+        assert!(!skip_ranges.found(1, 3, span("a", "c")), "a view from before the clone");
+        assert!(!skip_ranges.found(2, 3, span("d", "e")), "a view from before the move");
+        assert!(skip_ranges.found(2, 3, span("a", "c")));
+        assert!(skip_ranges.found(1, 3, span("e", "m")));
+    }
+
+    #[test]
     fn what_was_coalesced_with_a_batch_is_not_overlooked_by_views_of_that_batch() {
         let mut skip_ranges = SkipRanges::default();
-        // Nobody watched: a view of batch 7 may be from before both were coalesced, one of batch 8 is not.
+        // No batches were remembered: a view of batch 7 may be from before both were coalesced, one of batch 8 is not.
         skip_ranges.coalesced(&[put("c")], 7, || false);
         assert!(!skip_ranges.found(7, 7, span("a", "m")));
         assert!(skip_ranges.found(8, 8, span("d", "m")));
-        // Somebody watches.
+        // Batches are remembered.
         skip_ranges.coalesced(&[put("e")], 8, || false);
         assert_eq!(left(&skip_ranges, "a", "z"), Some(span("a", "z")), "it lies in what was known");
         assert!(!skip_ranges.found(8, 8, span("d", "m")));
@@ -231,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_follows_who_takes_out_what_is_next() {
+    fn a_skip_range_grows_with_the_keys_that_a_consumer_deletes() {
         let mut skip_ranges = SkipRanges::default();
         assert!(skip_ranges.found(1, 1, span("a", "c")));
         write(&mut skip_ranges, &[put("b")], 2);
@@ -243,15 +254,15 @@ mod tests {
         for _ in 0..2 * IDLE_BATCHES {
             skip_ranges.written(&[put("y")], 6, || true);
         }
-        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("c\0", "z")), "who begins behind it wants it");
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("c\0", "z")), "cursors begin behind it");
         for _ in 0..IDLE_BATCHES {
             write(&mut skip_ranges, &[put("y")], 6);
         }
-        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("a", "z")), "nobody asks any more");
+        assert_eq!(left(&skip_ranges, "a", "z"), Some(span("a", "z")), "no cursor begins behind it any more");
     }
 
     #[test]
-    fn gaps_are_few_and_none_is_in_the_way_of_others() {
+    fn skip_ranges_are_few_and_never_keep_new_ones_out() {
         let mut skip_ranges = SkipRanges::default();
         assert!(skip_ranges.found(1, 1, span("a", "m")));
         let known = |skip_ranges: &SkipRanges| skip_ranges.known.as_ref().map_or(0, |known| known.len());

@@ -1,6 +1,7 @@
-//! Making and opening a store: the last checkpoint, and the log behind it.
+//! Creating a store, and opening one: the last checkpoint, and then the log behind it.
 //!
-//! `replay` judges and applies the log, `tables` makes tables of it, `open` puts the engine together.
+//! `replay` decides which records of the log count and applies them, `tables` builds memtables from them, and `open`
+//! puts the engine together.
 
 pub(crate) mod open;
 pub(crate) mod replay;

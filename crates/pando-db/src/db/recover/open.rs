@@ -46,18 +46,19 @@ use crate::{
 
 const NODE_SIZES: std::ops::RangeInclusive<u32> = 4 << 10..=16 << 20;
 const DEFAULT_LOG: std::ops::RangeInclusive<u64> = 1 << 20..=64 << 20;
-/// Nodes that a device must have room for beside the log.
+/// The device must have space for at least so many nodes beside the log.
 const LEAST_NODES: u64 = 32;
-/// Number of the first root.
+/// Number of the root node of a new store.
 const FIRST_ROOT: u64 = 1;
 
-/// A random number: from the hasher that the standard library seeds for every process.
+/// A random number. It comes from the hasher that the standard library seeds at random, so no crate for random numbers
+/// is needed.
 fn random() -> u64 {
     RandomState::new().hash_one(0u8)
 }
 
-/// Bytes of the log of a store that is to be made on this device; [`Error::Invalid`] if none can be made with these
-/// options.
+/// The length of the log, in bytes, of a store that is created on this device with these options. [`Error::Invalid`] if
+/// no store can be created with them.
 pub(crate) fn checked_log_size(device: &dyn Device, create: &CreateOptions) -> Result<u64> {
     let device_size = device.size() / BLOCK * BLOCK;
     if !NODE_SIZES.contains(&create.node_size) {
@@ -82,7 +83,7 @@ pub(crate) fn checked_log_size(device: &dyn Device, create: &CreateOptions) -> R
     Ok(log_size)
 }
 
-/// Makes an empty store. What was on the device is lost.
+/// Creates an empty store. The former contents of the device are lost.
 pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: &Options) -> Result<()> {
     let _in_use = InUse::new(device, false)?;
     let log_size = checked_log_size(&**device, create)?;
@@ -127,7 +128,7 @@ pub(crate) fn create(device: &Arc<dyn Device>, create: &CreateOptions, options: 
     };
     let flush = || device.flush().map_err(|e| Error::Io { action: "flush", offset: 0, source: e });
     flush()?;
-    // Both slots, so that no older store shows through.
+    // Both slots are written, because an older store in the same place may have left a newer generation in one.
     for generation in [1, 2] {
         superblock.generation = generation;
         superblock::write(&**device, &superblock)?;
@@ -141,8 +142,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     let in_use = InUse::new(&device, options.read_only)?;
     let device: Arc<dyn Device> = Arc::new(FailStop::new(device));
     if !options.read_only {
-        // Whoever used it last may have failed to flush: a cache of the host may show what the medium has
-        // lost.
+        // If the last flush of an earlier process failed, the host's page cache may still show bytes that the medium
+        // has lost.
         device.reread().map_err(|e| Error::io("reread", 0, e))?;
     }
     let slots = superblock::read(&*device)?;
@@ -204,7 +205,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         watched: Watched::default(),
         newest_batch: None,
     };
-    // On a host that is smaller than the image a share of the image would be too much to keep back.
+    // The reserve is a share of the size. If the host of a sparse image is smaller than the image, a share of the
+    // image's size would be too much, so the host's capacity is used.
     let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;
     let capacity = if capacity < superblock.device_size { capacity } else { u64::MAX };
     let mut engine = Engine {
@@ -248,12 +250,14 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         return Ok(engine);
     }
     engine.renew_superblock(slots.damaged.is_some())?;
-    // From here on the log says what was made of it, or is empty.
+    // From here on the log itself says which of its batches do not count. If there is no space for that record, the
+    // checkpoint below has to make the log empty.
     let says_all = void.map_or(Ok(true), |first| engine.log_void(first))?;
     if replayed && !(says_all && engine.may_checkpoint_later()) {
         match engine.checkpoint() {
             Ok(()) => (),
-            // A full store opens all the same: its log keeps what the checkpoint could not hold.
+            // A full store is opened all the same, because its log still has all batches that are not in the
+            // checkpoint.
             Err(Error::NoSpace) if says_all => (),
             Err(error) => return Err(error),
         }
@@ -262,8 +266,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
 }
 
 impl Engine {
-    /// Writes both slots again if one is damaged, or if older code does not know yet that it must not read
-    /// this log.
+    /// Writes both slots again if one is damaged, or if a feature bit is missing: an older version would then read a
+    /// log whose format it does not know.
     fn renew_superblock(&self, damaged: bool) -> Result<()> {
         let mut durable = self.checkpointing.lock();
         if !damaged

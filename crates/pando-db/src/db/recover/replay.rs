@@ -1,22 +1,19 @@
-//! Recovery: the log behind the last checkpoint, read, judged and applied.
+//! Recovery: reads the log behind the last checkpoint, decides which batches count, and applies them.
 //!
-//! The log says which batches there are (`store::log`); here is decided what
-//! damage in it means. Of two reasons for which something is missing only one
-//! is innocent: that it had not been synced when the crash came. So what may
-//! have been synced is never cut off without a word:
+//! The reader of the log (`store::log`) finds the records. This module decides what damage means. Data may be missing
+//! for two reasons: it had not been synced when the crash came, which is no error, or it is damaged. So data that may
+//! have been synced is never dropped without a report:
 //!
-//! - Records that the log could repair are replayed; it is reported.
-//! - Records that were durable and are gone: opening is refused, unless it is
-//!   asked to salvage what is left.
-//! - A batch that misses a value outside the log, and may be in the tail that a
-//!   crash has torn, does not count, nor does any after it. A record says so
-//!   before the store is in use ([`Batches::void`]). The batches stay in the log:
-//!   where the values of earlier ones are may be said among them.
-//!   If the batch was durable, the value is damaged: its key cannot be read from
-//!   then on (the tree gets a page that does not verify), and all else goes on.
+//! - Records that the log could repair are replayed, and the repair is reported.
+//! - If records are gone that were durable, the store is not opened, unless the caller asks to salvage the rest.
+//! - A batch may lack a value that is stored outside the log. If the batch may be in the tail that a crash has torn,
+//!   neither it nor any later batch counts. A record in the log says so before the store is in use
+//!   ([`Batches::void`]). These batches stay in the log, because records among them may say where the values of
+//!   earlier batches are. If the batch was durable, the value is damaged: its key cannot be read from then on (the
+//!   tree gets a page that does not verify), and everything else can.
 //!
-//! Everything is judged before the first batch is applied. A second recovery of
-//! the same log comes to the same state.
+//! All of this is decided before the first batch is applied. A second recovery of the same log comes to the same
+//! state.
 
 use std::{sync::Arc, thread};
 
@@ -44,7 +41,7 @@ use crate::{
     },
 };
 
-/// A log that was read to its end.
+/// What a log holds that was read to its end.
 pub(crate) struct Recovered {
     pub replay: Replay,
     pub report: Recovery,
@@ -54,19 +51,21 @@ pub(crate) struct Recovered {
 }
 
 struct Record {
-    /// Empty for a record of the log's own, and for a batch that does not count: batches without effect.
+    /// Empty for a record that is not a batch of a caller, and for a batch that does not count: an empty batch changes
+    /// nothing, and keeps its number.
     payload: Bytes,
     msn: u64,
     end: LogPos,
 }
 
-/// Takes back what is in the records from number `first` on.
+/// Makes the records from number `first` on batches without effect.
 fn take_back(records: &mut [Record], first: u64) {
     let from = records.partition_point(|record| record.msn < first);
     records.iter_mut().skip(from).for_each(|record| record.payload = Bytes::new());
 }
 
-/// Reads the log that a superblock names, and owns what its values lie in. Nothing is changed on the device.
+/// Reads the log that a superblock names, and marks the extents of its values as allocated. Changes nothing on the
+/// device.
 pub(crate) fn read(
     slots: &Slots,
     region: Region,
@@ -137,7 +136,7 @@ pub(crate) fn read(
 }
 
 impl Recovered {
-    /// Takes back the first batch of the torn tail that misses a value, and all after it.
+    /// Drops the first batch of the torn tail that lacks a value, and all batches behind it.
     pub fn take_back_torn_tail(&mut self, pager: &Pager) -> Result<()> {
         let durable = self.replay.durable();
         for record in self.records.iter().filter(|record| record.msn > durable) {
@@ -153,14 +152,14 @@ impl Recovered {
         Ok(())
     }
 
-    /// What is to be applied, without the reader of the log.
+    /// Parts the reader of the log, the report, and the batches that are to be applied.
     pub fn split(self) -> (Replay, Recovery, Batches) {
         let Self { replay, report, groups, records, void } = self;
         (replay, report, Batches { groups, records, void })
     }
 }
 
-/// Batches of a log.
+/// The batches of a log, in order.
 pub(crate) struct Batches {
     groups: Groups,
     records: Vec<Record>,
@@ -172,12 +171,12 @@ impl Batches {
         self.records.is_empty()
     }
 
-    /// The first batch that does not count, if the log does not say so yet.
+    /// The number of the first batch that does not count, if the log has no record yet that says so.
     pub fn void(&self) -> Option<u64> {
         self.void
     }
 
-    /// Applies all of them. Nobody else uses the store yet.
+    /// Applies all batches. No other thread uses the store yet.
     pub fn apply(mut self, engine: &mut Engine) -> Result<()> {
         self.groups.extents().for_each(|extent| engine.log.hold(extent.clone()));
         let records = std::mem::take(&mut self.records);
@@ -197,8 +196,8 @@ impl Batches {
         Ok(())
     }
 
-    /// Applies batches up to the first that is not plain, or misses a value, and returns that one. `size`: the bytes
-    /// of all records of the log, and the threads that build tables.
+    /// Applies batches up to the first that is not plain or lacks a value, and returns that one. `size` is the number
+    /// of bytes of all records in the log, and the number of threads that build memtables.
     fn apply_plain(
         &mut self,
         engine: &Engine,
@@ -220,7 +219,7 @@ impl Batches {
         })
     }
 
-    /// Applies a batch of which values are damaged: their keys get pages that do not verify.
+    /// Applies a batch in which some values are damaged. Their keys get pages that do not verify.
     fn apply_damaged(
         &self,
         engine: &mut Engine,
@@ -239,7 +238,7 @@ impl Batches {
                 record.msn
             );
             let keys = Some((key.clone(), Some(join(&key, b"\0"))));
-            // By its address it is known again, and long enough to be asked for.
+            // The flush recognises the value by its address, and asks only for values of at least this length.
             let value = Bytes::from(vec![0; engine.bulk.threshold()]);
             match self.groups.damaged(group, number, &key, &value) {
                 Some(page) => {
@@ -254,15 +253,16 @@ impl Batches {
             }
         }
         engine.replay(&stands_in, record.msn, record.end)?;
-        // Before anything can see what stands in.
+        // This comes before any reader can see the values that stand in for the damaged ones.
         engine.seal();
         engine.flush_all_in_memory()
     }
 }
 
 impl Engine {
-    /// Says in the log, durably, that its batches from `first` on do not count; `false` if it has no room for
-    /// that. Else their values, written again to the same places, would make them valid after all.
+    /// Appends a durable record to the log which says that its batches from `first` on do not count; `false` if the log
+    /// has no space for it. Without this record, values that are written later to the same places could make these
+    /// batches valid again.
     pub(super) fn log_void(&self, first: u64) -> Result<bool> {
         let (msn, end) = match self.log.append(&[&record::void(first)]) {
             Ok(appended) => appended,
@@ -271,17 +271,18 @@ impl Engine {
         };
         self.replay(&Batch::new(), msn, end)?;
         self.log.sync()?;
+        assert!(self.log.durable_msn() >= msn, "batches are taken back by a record that is not durable");
         Ok(true)
     }
 
-    /// Whether a checkpoint can wait until the store is in use: nothing in the log was damaged, and there are
-    /// threads.
+    /// Whether the checkpoint can be made later, while the store is in use: nothing in the log was damaged, and there
+    /// are background threads.
     pub(super) fn may_checkpoint_later(&self) -> bool {
         self.options.background && self.recovery.findings.is_empty() && self.recovery.notes.is_empty()
     }
 }
 
-/// The keys that have a damaged value when the batch has been applied.
+/// The keys that have a damaged value after the batch has been applied.
 fn damaged_keys(batch: &Batch, missing: &[Missing]) -> Vec<(Bytes, Missing)> {
     let mut keys: Vec<(Bytes, Missing)> = Vec::new();
     for (i, op) in batch.ops().iter().enumerate() {
@@ -309,7 +310,7 @@ fn damaged_keys(batch: &Batch, missing: &[Missing]) -> Vec<(Bytes, Missing)> {
                 keys.retain(|(key, _)| !key.starts_with(dst) && !key.starts_with(src));
                 keys.extend(more);
             }
-            // What comes to a value that nobody knows is not known either.
+            // An upsert of a damaged value leaves it damaged.
             Op::Upsert(..) | Op::UpsertPrefix(..) => (),
         }
     }

@@ -1,10 +1,10 @@
-//! Tables for runs of plain batches of a log, built by several threads while the next batches are decoded.
+//! Builds memtables from runs of plain batches of a log, in several threads, while the next batches are decoded.
 //!
-//! A batch is plain if it asks for nothing below it: no clone, and no change of all values under a prefix. Most
-//! of a log is. Such a run is cut into pieces of bounded size, whatever the number of threads, so that one log
-//! always gives the same tables. A piece becomes a table of its own, so no thread waits for another, and no lock
-//! is taken for a batch. What is too short for a table goes into the active one. May use: the engine and its
-//! write path. No I/O but what flushing a backlog takes.
+//! A batch is plain if it does not depend on what is below it: it has no clone, and no change of all values under a
+//! prefix. Most batches are plain. A run of them is cut into chunks of bounded size. The size does not depend on the
+//! number of threads, so that a log always gives the same tables. Each chunk becomes a table of its own, so no
+//! thread waits for another, and no lock is taken for a batch. A chunk that is too short for a table goes into the
+//! active one. May use: the engine and its write path. The only I/O is that of flushing tables when too many wait.
 
 use std::{
     collections::VecDeque,
@@ -20,34 +20,36 @@ use crate::{
     store::log::LogPos,
 };
 
-/// What an operation takes in a table besides its key and value, in bytes: as much as tables count for it, or more.
+/// Bytes that an operation takes in a table besides its key and value: at least as many as tables count for it.
 const OP_BYTES: usize = 96;
-/// Tables that a log should come to at most, if they may be larger than usual for it: each is a place to look.
+/// A whole log should become at most so many tables, because a reader has to search each of them. Tables are made
+/// larger than usual for that.
 const MANY_TABLES: usize = 24;
-/// Part (1/n) of the budget that a table has at most which is larger than usual.
+/// A table that is larger than usual has at most this part (1/n) of the budget.
 const LARGE_TABLE_SHARE: u64 = 16;
-/// Tables that may be there that are replayed and not flushed: each is a place to look for every reader.
+/// At most so many replayed tables wait to be flushed, because a reader has to search each of them.
 const MAX_BACKLOG_TABLES: usize = 32;
 
-/// Threads that build tables at most.
+/// At most so many threads build tables.
 const MAX_THREADS: usize = 8;
 
-/// Operations of batches beside each other, and the number of the last one and where it ends in the log.
+/// The operations of consecutive batches, with the number of the last batch and its end in the log.
 #[derive(Default)]
 struct TableChunk {
     ops: Vec<Op>,
     last: Option<(u64, LogPos)>,
-    /// What it will take in a table, at most.
+    /// An upper bound of the bytes that the operations take in a table.
     bytes: usize,
 }
 
-/// True if the batch may be in a run of plain ones.
+/// True if the batch is plain.
 pub(super) fn is_plain(batch: &Batch) -> bool {
     let plain = |op: &Op| matches!(op, Op::Put(..) | Op::Delete(..) | Op::Upsert(..) | Op::DeleteRange(..));
     batch.ops().iter().all(plain)
 }
 
-/// Threads that build tables at once, a count. To ask for it takes the system longer than a small run of batches.
+/// How many threads build tables at once. The caller keeps the result: asking the system for it takes longer than
+/// a short run of batches.
 pub(super) fn threads_for(engine: &Engine) -> usize {
     match engine.options.background {
         true => thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS),
@@ -55,24 +57,24 @@ pub(super) fn threads_for(engine: &Engine) -> usize {
     }
 }
 
-/// Plain batches that are built into tables.
+/// A run of plain batches from which tables are built.
 pub(super) struct Tables<'scope, 'env> {
     engine: &'env Engine,
     scope: &'scope Scope<'scope, 'env>,
-    /// Size of a piece in bytes.
+    /// The size of a chunk in bytes.
     target: usize,
-    /// Threads beside this one that build tables at once; none if it builds them itself.
+    /// How many other threads build tables at once; 0 if this thread builds them itself.
     threads: usize,
     /// Tables that are being built, in order.
     at_work: VecDeque<ScopedJoinHandle<'scope, Memtable>>,
-    /// The last batch in them or in an older table, and where it ends in the log.
+    /// The last batch of these or of an older table, and its end in the log.
     taken: (u64, LogPos),
-    /// The next piece.
+    /// The chunk that is being collected.
     next: TableChunk,
 }
 
 impl<'scope, 'env> Tables<'scope, 'env> {
-    /// For a run in a log with so many bytes of records, which so many threads build ([`threads_for`]).
+    /// Begins a run. `log_bytes` are the bytes of all records of the log, and `threads` is what [`threads_for`] says.
     pub fn new(
         engine: &'env Engine,
         scope: &'scope Scope<'scope, 'env>,
@@ -95,7 +97,7 @@ impl<'scope, 'env> Tables<'scope, 'env> {
         }
     }
 
-    /// Takes in the batch behind the last one.
+    /// Adds the next batch.
     pub fn push(&mut self, batch: Batch, msn: u64, end: LogPos) -> Result<()> {
         let follows = self.next.last.is_none_or(|(last, at)| last < msn && at.pos < end.pos);
         assert!(follows, "batches of a log are taken in out of order");
@@ -109,7 +111,7 @@ impl<'scope, 'env> Tables<'scope, 'env> {
         Ok(())
     }
 
-    /// Ends the run: all of it is in tables then.
+    /// Ends the run. All of its batches are in tables afterwards.
     pub fn finish(mut self) -> Result<()> {
         if self.next.bytes > self.target / 2 {
             self.build()?;
@@ -126,7 +128,7 @@ impl<'scope, 'env> Tables<'scope, 'env> {
         self.engine.flush_backlog()
     }
 
-    /// Builds a table of the next piece.
+    /// Builds a table from the collected chunk.
     fn build(&mut self) -> Result<()> {
         let TableChunk { ops, last, .. } = std::mem::take(&mut self.next);
         let Some(last) = last else { return Ok(()) };
@@ -149,13 +151,13 @@ impl<'scope, 'env> Tables<'scope, 'env> {
 }
 
 impl Engine {
-    /// Takes in a table of batches that are newer than all before.
+    /// Adds a table, whose batches are newer than all earlier ones, to the superversion.
     fn take_in(&self, table: Memtable) -> Result<()> {
         self.change(|superversion| superversion.push(table));
         self.flush_backlog()
     }
 
-    /// Flushes tables in memory while there are more than may wait for the threads in the background.
+    /// Flushes tables to the tree in memory while more of them wait than the background threads may be left with.
     pub(super) fn flush_backlog(&self) -> Result<()> {
         let most = if self.options.background { self.max_recovered() } else { 0 };
         loop {

@@ -1,8 +1,8 @@
-//! Appends to the log: one record, with or without values set aside, and the last record anew.
+//! Appends to the log: adds a record, with or without values that are stored apart, or replaces the last record.
 //!
-//! Guarantees: in memory only, without waiting; an append that is refused has changed nothing. A record is replaced
-//! only while it and its values wait in the buffer behind all others, so what is durable, and what any sync has
-//! promised, is as it was. May use: the log's buffer.
+//! Guarantees: an append works in memory only and does not wait; one that is refused has changed nothing. A record is
+//! replaced only while it and its values wait at the end of the buffer, so no durable record changes, and none
+//! whose sync has returned. May use: the log's buffer.
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::Xxh3Default;
@@ -13,13 +13,13 @@ use crate::store::log::{
     buffer::{Last, LogBuffer},
 };
 
-/// What stands before the records of values set aside: the kind of record, its group and the first number.
+/// Bytes at the beginning of a record with values that are stored apart: the kind of record, the group of the values,
+/// and the number of the first one.
 const PREFIX_BYTES: usize = 13;
 
 impl Log {
-    /// Appends the concatenation of the parts as one record, in memory: its
-    /// MSN and the position behind it. Costs hashing outside and a copy inside
-    /// a short lock.
+    /// Appends the concatenation of the parts as one record, in memory, and returns its MSN and the position behind it.
+    /// The payload is hashed before the lock is taken, and copied under it.
     pub fn append(&self, payload: &[&[u8]]) -> Result<(u64, LogPos), AppendError> {
         let len = payload.iter().map(|part| part.len()).sum();
         if len > self.max_payload() {
@@ -39,8 +39,8 @@ impl Log {
         Ok(appended)
     }
 
-    /// Appends a record whose values are set aside: the byte `kind`, the number u64 of their group, the
-    /// number u32 of the first value in it, and `payload`. Otherwise as [`Log::append`].
+    /// Appends a record whose values are stored apart: the byte `kind`, the number u64 of their group, the number u32
+    /// of the first value in the group, and `payload`. Otherwise as [`Log::append`].
     pub fn append_blobs(
         &self,
         kind: u8,
@@ -52,10 +52,10 @@ impl Log {
         Ok((last.msn, buf.end))
     }
 
-    /// Appends a record that may be replaced as long as nobody has begun to write it and nothing follows it: as
-    /// [`Log::append_blobs`] if it has values, otherwise `payload` alone is the record. `replaced` is the record
-    /// whose place it takes, and whose number: `None` if that cannot be replaced any more, or there is no room
-    /// for both at this moment.
+    /// Appends a record that may be replaced until another record follows it or a write-out takes it. It is made as by
+    /// [`Log::append_blobs`] if it has values; otherwise `payload` alone is the record. If `replaced` names a record,
+    /// the new one takes its place and its number. Returns `None` if that record cannot be replaced any more, or if
+    /// there is no space for both at this moment.
     pub fn append_open(
         &self,
         replaced: Option<u64>,
@@ -72,7 +72,7 @@ impl Log {
         Ok(Some(appended))
     }
 
-    /// The work of [`Log::append_open`]: what is to be known of the record to replace it.
+    /// Does the work of [`Log::append_open`]. Returns what is needed to replace the record later.
     fn push_with(
         &self,
         buf: &mut LogBuffer,

@@ -1,8 +1,8 @@
-//! The log's buffer: what was appended in memory and not written yet, and how much of the ring is free.
+//! The log's buffer: the records that were appended in memory and not written yet, and how much of the ring is free.
 //!
-//! Guarantees: records follow each other in the order of their numbers, and no record is taken in for which
-//! the ring has no room, with the guard of its write-out. The writer has it under a lock. May use: the bytes
-//! of records and guards. No I/O.
+//! Guarantees: records follow each other in the order of their numbers, and none is accepted for which the ring has
+//! no space, including the guard of its write-out. The writer keeps the buffer under a lock. May use: the bytes of
+//! records and guards. No I/O.
 
 use std::{
     collections::VecDeque,
@@ -26,75 +26,78 @@ use crate::{
 
 /// Records and values that were appended and not written yet, and where the log begins and ends.
 pub(crate) struct LogBuffer {
-    /// Records not yet taken for writing; the first byte stands at a block boundary.
+    /// Records that no write-out has taken yet. The first byte stands at a block boundary.
     pub bytes: Vec<u8>,
-    /// A buffer written before, to be used again.
+    /// A buffer that has been written; its memory is used again.
     pub spare: Vec<u8>,
-    /// Where the buffer ends.
+    /// The position behind the buffer, where the next record begins.
     pub append_at: u64,
-    /// Everything before is on the device.
+    /// Everything before this position was written to the device.
     pub written: u64,
-    /// A block before all records, for a footer that announces the first write-out if that is long.
+    /// The position of a block that was left free before all records, for a footer that announces the first write-out
+    /// if that is long.
     pub notice: Option<u64>,
-    /// Something was written or placed that no flush has covered.
+    /// True if records or values were written that no flush has made durable.
     pub unflushed: bool,
-    /// The last record about values outside the log, if no footer calls it durable yet; else 0.
+    /// The number of the last record about values outside the log if no footer says yet that it is durable; else 0.
     pub unmarked: u64,
-    /// The newest record that a footer calls durable.
+    /// The number of the newest record that a footer says is durable.
     pub announced: u64,
-    /// MSN and chain of the last record that was taken for writing.
+    /// Number (MSN) and checksum of the last record that a write-out has taken.
     pub taken: (u64, u64),
-    /// Everything before is no longer needed.
+    /// Everything before this position is no longer needed.
     pub tail: u64,
-    /// Behind the last record.
+    /// The position behind the last record.
     pub end: LogPos,
-    /// Behind the last record that was appended by a caller.
+    /// The position behind the last record that a caller has appended; the log appends others itself.
     pub asked_end: u64,
+    /// The number of the last record.
     pub msn: u64,
-    /// Nothing more is appended by callers.
+    /// True if callers may append no more.
     pub closed: bool,
-    /// Set aside for the group `group`, and the room that they may come to need.
+    /// Values that wait to be placed, as the group `group`; their bytes; and the space in the ring that is reserved for
+    /// them.
     pub values: Vec<(Bytes, Bytes)>,
     pub value_bytes: usize,
     pub reserved: u64,
-    /// The first record that names one of them.
+    /// The first record that refers to one of them.
     pub first_aside: u64,
-    /// Room for the groups that are being placed.
+    /// The space that is reserved for values that are being placed.
     pub placing: u64,
     pub group: u64,
-    /// The last record, while it is the last in the buffer and may be replaced.
+    /// The last record, as long as it may be replaced.
     pub last: Option<Last>,
-    /// Extents of groups, each until the log is truncated behind that position.
+    /// Extents of values, each with the position up to which the log must be truncated before it is dropped.
     pub held: VecDeque<(u64, Arc<Extent>)>,
     pub held_bytes: u64,
 }
 
-/// A record at the end of the buffer, and what it brought with it.
+/// The record at the end of the buffer, and what is needed to remove it again.
 pub(crate) struct Last {
     pub msn: u64,
     /// Bytes of its payload.
     pub len: usize,
-    /// The end of the record before.
+    /// The end of the previous record.
     pub before: LogPos,
-    /// How many of the values set aside are its, what room is kept for them, and their group.
+    /// How many of the waiting values belong to it, the space that is reserved for them, and their group.
     pub values: usize,
     pub reserved: u64,
     pub group: u64,
 }
 
 impl LogBuffer {
-    /// Whether record `msn` can be taken back: it waits here, behind all others, and so do its values.
+    /// True if record `msn` can be replaced: it is the last one in the buffer, and its values have not been placed.
     pub fn is_replaceable(&self, msn: u64) -> bool {
         let waits = |last: &Last| last.msn == msn && (last.values == 0 || last.group == self.group);
         self.last.as_ref().is_some_and(waits)
     }
 
-    /// How many of the values set aside are those of a record that may be replaced.
+    /// How many of the waiting values belong to a record that may be replaced.
     pub fn replaceable_values(&self) -> usize {
         self.last.as_ref().filter(|last| last.group == self.group).map_or(0, |last| last.values)
     }
 
-    /// Takes back the last record, which is replaceable, with its values.
+    /// Removes the last record, which must be replaceable, and its values.
     pub fn take_back(&mut self) {
         let Some(last) = self.last.take() else { return };
         let len = record_len(last.len);
@@ -114,8 +117,8 @@ impl LogBuffer {
         self.reserved -= last.reserved;
     }
 
-    /// Takes the buffer, with what its footer will say, and the last MSN whose record says all there is to
-    /// it: one that names values not placed yet does not stand by itself. Keeps room for the guard.
+    /// Takes the buffered records to write them, with the contents of their footer, and the number of the last record
+    /// that is complete: one that refers to values that are not placed yet is not. Reserves the space of the guard.
     pub fn take(&mut self, session: u64, durable: u64) -> (Vec<u8>, Footer, u64) {
         let spare = std::mem::take(&mut self.spare);
         let buffer = std::mem::replace(&mut self.bytes, spare);
@@ -134,8 +137,8 @@ impl LogBuffer {
         (buffer, footer, complete)
     }
 
-    /// Leaves a block free before the first record, in a log that was empty when it was opened. A recovery does not
-    /// search all of such a log, and would miss a long write-out whose beginning is damaged.
+    /// Leaves a block free before the first record, in a log that was empty when it was opened. Recovery does not
+    /// search all of such a log, and would not find a long write-out whose beginning is damaged.
     pub fn keep_room_for_notice(&mut self) {
         assert!(self.bytes.is_empty() && self.written == self.append_at, "something was appended already");
         self.notice = Some(self.append_at);
@@ -143,21 +146,21 @@ impl LogBuffer {
         self.written = self.append_at;
     }
 
-    /// The footer of all that was not taken yet: `records` bytes from position `begin` on.
+    /// The footer of all records that no write-out has taken yet: `records` bytes from position `begin` on.
     pub fn footer(&self, records: usize, begin: u64, session: u64, durable: u64) -> Footer {
         assert!(records <= u32::MAX as usize, "a write-out longer than any log");
         let (msn, chain) = self.taken;
         Footer { records: records as u32, begin, session, first: msn + 1, last: self.msn, durable, chain }
     }
 
-    /// First byte that must not be overwritten: of what is needed, or still to be written.
+    /// The first byte that must not be overwritten, because it is needed or not written yet.
     pub fn oldest(&self) -> u64 {
         let oldest = self.tail.min(self.written);
         assert!(oldest <= self.append_at, "the log ends before it begins");
         oldest - oldest % BLOCK
     }
 
-    /// Keeps extents until the log is truncated behind its present end.
+    /// Keeps extents until the log is truncated at its present end or behind it.
     pub fn keep(&mut self, extents: impl IntoIterator<Item = Arc<Extent>>) {
         for extent in extents {
             let ascends = self.held.back().is_none_or(|(pos, _)| *pos <= self.end.pos);
@@ -167,7 +170,7 @@ impl LogBuffer {
         }
     }
 
-    /// Appends a record to the buffer. The caller has looked whether there is room.
+    /// Appends a record to the buffer. The caller has checked that there is space.
     pub fn push(&mut self, payload: &[&[u8]], len: usize, hash: u64, session: u64) -> (u64, LogPos) {
         self.last = None;
         assert_eq!(payload.iter().map(|part| part.len()).sum::<usize>(), len, "a record of another length");
@@ -184,8 +187,8 @@ impl LogBuffer {
         (self.msn, self.end)
     }
 
-    /// Whether one more record fits, with the guard of its write-out, and with `reserved` bytes of room for
-    /// values beside those already set aside.
+    /// Whether one more record fits, with the guard of its write-out, and with `reserved` bytes of space for values in
+    /// addition to those that wait already.
     pub fn has_room(&self, len: usize, reserved: u64, size: u64) -> bool {
         let sizes = LogSizes::default();
         sizes.publish(self);
@@ -193,24 +196,24 @@ impl LogBuffer {
     }
 }
 
-/// Sizes of a log's buffer, in bytes. Each is exact as of the last change; two that are read one after the
-/// other may be of different moments.
+/// Sizes of a log's buffer, in bytes. Each is exact as of the last change of the buffer. Two of them that are read one
+/// after the other may be of different moments.
 #[derive(Default)]
 pub(crate) struct LogSizes {
-    /// Of the ring: from what must not be overwritten to the end.
+    /// Bytes of the ring in use: from the first byte that must not be overwritten to the end.
     pub used: AtomicU64,
-    /// In extents that are kept for records of the log.
+    /// Bytes of the extents that are kept for records of the log.
     pub held_bytes: AtomicU64,
-    /// Records, and values set aside, that wait to be written.
+    /// Bytes of the records, and of the values, that wait to be written.
     records: AtomicU64,
     values: AtomicU64,
-    /// Room that is kept for values set aside, and for those that are being placed.
+    /// Space that is reserved for waiting values, and for those that are being placed.
     reserved: AtomicU64,
     placing: AtomicU64,
 }
 
 impl LogSizes {
-    /// Takes the sizes of `buffer` over.
+    /// Publishes the sizes of `buffer`.
     pub fn publish(&self, buffer: &LogBuffer) {
         self.used.store(buffer.append_at - buffer.oldest(), Relaxed);
         self.held_bytes.store(buffer.held_bytes, Relaxed);
@@ -231,8 +234,9 @@ impl LogSizes {
         let records = waiting + record_len(len);
         let (placing, reserved) = (self.placing.load(Relaxed), self.reserved.load(Relaxed) + reserved);
         let total = |bytes: u64| if bytes == 0 { 0 } else { guard::total(bytes as usize) };
-        // Values may come to be records. Those that are being placed are written with what waits; the others with
-        // that, or after it. Either may be longer, since long write-outs have longer units.
+        // Values may be stored in records of the log. Those that are being placed go into the same write-out as the
+        // waiting records; the others go into that one or into a later one. Either case may take more space, because
+        // long write-outs have longer units.
         let together = total(records + placing + reserved);
         let apart = total(records + placing) + total(reserved);
         self.used.load(Relaxed).saturating_sub(waiting) + together.max(apart) <= size

@@ -1,5 +1,5 @@
-//! What is written behind the records of one write-out, so that damage is found, told from a torn end and
-//! repaired.
+//! The guard: parity and checksums behind the records of one write-out. With them a reader finds damage, distinguishes
+//! it from a torn end of the log, and repairs it.
 //!
 //! A write-out is records, then its guard, and ends at a block boundary:
 //!
@@ -8,14 +8,14 @@
 //! ```
 //!
 //! The records are cut into units ([`fn@unit`]). Unit i is in stripe i mod m; the parity unit of a stripe is the
-//! exclusive-or of its units and of bytes 0xff, so that one unit of each stripe can be computed from the
-//! others, and no copy of a record stands anywhere. m is as many as fit
-//! where padding would stand anyway, and at least one for [`UNITS_PER_PARITY`] units. The sums say which unit
-//! is bad.
+//! exclusive-or of its units and of bytes 0xff. So one unit of each stripe can be computed from the others. The bytes
+//! 0xff keep the parity of a single unit from being a copy of it, in which a reader could find valid records. There are
+//! as many parity units (m) as fit into the padding, and at least one for every [`UNITS_PER_PARITY`] units. The sums
+//! say which unit is damaged.
 //!
-//! The footer says which records there are, by which checksum their chain begins, and up to which batch all
-//! was durable when it was written. It proves itself with a checksum seeded with a number of the store. The
-//! records do not depend on the guard: without it they are replayed all the same. Uses nothing but memory.
+//! The footer has the numbers of the records, the checksum that their chain begins with, and the number of the last
+//! record that was durable when the footer was written. It has a checksum of its own, seeded with a number of the
+//! store. Records do not depend on the guard: they are replayed without it as well. No I/O.
 //!
 //! | byte of the footer | field (little-endian) |
 //! | --- | --- |
@@ -38,11 +38,11 @@ use crate::device::BLOCK;
 /// Length of a footer in bytes.
 pub(crate) const FOOTER_BYTES: usize = 64;
 const FOOTER_MAGIC: u32 = 0x6775_6172;
-/// A parity unit serves at most so many units.
+/// At most so many units share a parity unit.
 const UNITS_PER_PARITY: usize = 128;
-/// Bytes of a unit of a short write-out: so the guard fits in the rest of its last block.
+/// Bytes of a unit of a short write-out: so small that the guard fits into the rest of the last block.
 const SMALL_UNIT_BYTES: usize = 512;
-/// Bytes of records up to which a write-out is short.
+/// A write-out with at most so many bytes of records is short.
 const SMALL_LIMIT_BYTES: usize = 64 << 10;
 /// Bytes of the checksum of a unit.
 const SUM_BYTES: usize = 4;
@@ -52,16 +52,16 @@ pub(crate) fn unit(records: usize) -> usize {
     if records <= SMALL_LIMIT_BYTES { SMALL_UNIT_BYTES } else { BLOCK as usize }
 }
 
-/// A part of what is written beside the records.
+/// A part of a write-out besides its records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GuardPart {
-    /// What says which records there are.
+    /// The numbers and the length of the records.
     Footer,
-    /// What damaged units are computed from.
+    /// The units from which damaged ones are computed.
     Parity,
     /// The checksums of the units.
     Sums,
-    /// What is zero: behind records, and between the other parts.
+    /// The zeros behind the records and between the other parts.
     Padding,
 }
 
@@ -73,12 +73,12 @@ pub(crate) struct Layout {
     units: usize,
     /// Parity units.
     parity: usize,
-    /// Bytes in all: whole blocks.
+    /// Bytes of the whole write-out, a multiple of the block size.
     pub(crate) total: usize,
 }
 
 impl Layout {
-    /// For so many bytes of records.
+    /// The layout for so many bytes of records.
     pub(crate) fn of(records: usize) -> Self {
         let unit = unit(records);
         let units = records.div_ceil(unit);
@@ -103,7 +103,7 @@ pub(crate) fn total(records: usize) -> u64 {
     Layout::of(records).total as u64
 }
 
-/// What a footer says.
+/// The fields of a footer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Footer {
     /// Bytes of records.
@@ -114,9 +114,9 @@ pub(crate) struct Footer {
     /// Sequence numbers of its first and last record.
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// Every record up to this one was durable when this was written.
+    /// Every record up to this number was durable when the footer was written.
     pub(crate) durable: u64,
-    /// The chain before its first record.
+    /// The checksum of the record before its first record, which seeds the chain.
     pub(crate) chain: u64,
 }
 
@@ -136,8 +136,8 @@ impl Footer {
         (self.begin..=self.records_end()).contains(&pos)
     }
 
-    /// How many of its first fields, the magic number included, are in these bytes, and how many it has; what was
-    /// durable apart.
+    /// How many fields of this footer these bytes have too, and how many there are: all but `durable` and the
+    /// checksum.
     pub(crate) fn likeness(&self, bytes: &[u8; FOOTER_BYTES]) -> (usize, usize) {
         const FIELDS: [Range<usize>; 7] = [0..4, 4..8, 8..16, 16..24, 24..32, 32..40, 48..56];
         let own = self.encode(0);
@@ -168,12 +168,12 @@ impl Footer {
         if bytes[FOOTER_BYTES - 8..] != sum.to_le_bytes() {
             return None;
         }
-        // One that somebody made may say anything; positions are added up.
+        // A forged footer may have any position. Later sums of positions must not overflow.
         Some(Self::fields(bytes))
             .filter(|footer| footer.begin < 1 << 62 && footer.begin.is_multiple_of(BLOCK))
     }
 
-    /// What these bytes say as a footer, which they need not be.
+    /// These bytes as the fields of a footer, whether they are one or not.
     pub(crate) fn fields(bytes: &[u8; FOOTER_BYTES]) -> Self {
         let word = |at: usize| bytes[at..].first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
         let records = bytes[4..].first_chunk().map_or(0, |len| u32::from_le_bytes(*len));
@@ -200,8 +200,7 @@ pub(crate) fn close(buffer: &mut Vec<u8>, footer: &Footer, seed: u64) {
     guard[at..].copy_from_slice(&footer.encode(seed));
 }
 
-/// Repairs the records of a whole write-out as far as it goes: the places of the units that were bad and are
-/// right now.
+/// Repairs the records of a whole write-out as far as possible. Returns the places of the units that were repaired.
 pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> {
     let layout = Layout::of(records);
     if write_out.len() != layout.total || layout.parity == 0 {
@@ -211,7 +210,7 @@ pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> 
     let bad_units: Vec<usize> = (0..layout.units).filter(|i| !has_its_sum(write_out, &layout, *i)).collect();
     for &i in &bad_units {
         let stripe = i % layout.parity;
-        // Of two in a stripe neither can be computed.
+        // If two units of a stripe are damaged, neither can be computed.
         if bad_units.iter().any(|&j| j != i && j % layout.parity == stripe) {
             continue;
         }
@@ -221,7 +220,7 @@ pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> 
         }
         unit.iter_mut().for_each(|byte| *byte = !*byte);
         let at = i * layout.unit..(i + 1) * layout.unit;
-        // Else the parity is bad, or the sum.
+        // Otherwise the parity unit or the sum itself is damaged.
         if write_out[layout.sums_at() + i * SUM_BYTES..][..SUM_BYTES] == sum(&unit) {
             write_out[at.clone()].copy_from_slice(&unit);
             repaired.push(at);
@@ -230,9 +229,8 @@ pub(crate) fn repair(write_out: &mut [u8], records: usize) -> Vec<Range<usize>> 
     repaired
 }
 
-/// The parts of a write-out that are not as [`close`] has made them, each with its first wrong byte. Its footer is
-/// right, and so are the bytes of records from `proven` on: something else proves them. Those before may have been
-/// overwritten.
+/// The parts of a write-out that differ from what [`close`] has written, each with its first wrong byte. The caller has
+/// verified the footer, and the records from byte `proven` on. The bytes before may have been overwritten.
 pub(crate) fn verify(
     mut write_out: Vec<u8>,
     footer: &Footer,
@@ -244,7 +242,7 @@ pub(crate) fn verify(
     if write_out.len() != layout.total {
         return Vec::new();
     }
-    // What the records do not prove in their units is zeros.
+    // The records are right, so a unit that had to be repaired had wrong bytes in the zeros behind them.
     let repaired = repair(&mut write_out, records);
     let mut wrong: Vec<_> = repaired.iter().map(|unit| (GuardPart::Padding, unit.start)).collect();
     wrong.retain(|(_, at)| *at >= proven);
@@ -278,7 +276,7 @@ pub(crate) fn verify(
     first
 }
 
-/// Whether a unit has the checksum that stands in the guard.
+/// Whether a unit matches its checksum in the guard.
 fn has_its_sum(write_out: &[u8], layout: &Layout, unit: usize) -> bool {
     let at = layout.sums_at() + unit * SUM_BYTES;
     write_out[at..at + SUM_BYTES] == sum(&write_out[unit * layout.unit..(unit + 1) * layout.unit])

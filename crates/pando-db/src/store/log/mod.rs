@@ -1,19 +1,16 @@
 //! The redo log: a chain of checksummed records in a ring of fixed size.
 //!
-//! A [`Log`] appends in memory and makes records durable for many callers at
-//! once; a [`Replay`] reads back what is valid. Guarantees, over any crash:
-//! what is replayed is a prefix of what was appended, contains every record
-//! whose sync returned, and never a record of an earlier lap of the ring or of
-//! a run before an earlier crash. Knows nothing of what a record means. Of
-//! `space` it uses extents only, which hold large values outside the ring.
+//! A [`Log`] appends in memory and makes records durable for many callers at once; a [`Replay`] reads the valid
+//! records back. Guarantees, over any crash: the replayed records are a prefix of those that were appended, contain
+//! every record whose sync returned, and never one of an earlier lap of the ring or of a session before an earlier
+//! crash. The log does not interpret records. Of `space` it uses extents only, which hold large values outside the
+//! ring.
 //!
-//! A position is a count of bytes since the log began and only grows; it lies
-//! at `base + position % size` on the device. Every write-out ends with a guard
-//! and a whole block, and the next record begins in the next block: a block
-//! that may be durable is never written again before the ring comes around,
-//! so no torn write can reach a synced record. See `record` for the bytes and
-//! for what chains them, and `guard` for what tells damage from the end and
-//! repairs it.
+//! A position is the count of bytes since the log began, so it only grows; it lies at `base + position % size` on the
+//! device. Every write-out ends with a guard and at a block boundary, and the next record begins in the next block.
+//! So a block that may be durable is not written again before the ring comes around to it, and no torn write can
+//! damage a synced record. `record` describes the bytes of a record and how records are chained; `guard` describes the
+//! parity and checksums that distinguish damage from the end of the log, and repair it.
 
 use std::sync::Arc;
 
@@ -31,7 +28,8 @@ pub use blob::{BlobPlacer, Group, Placed, reserved};
 pub use reader::{Found, Replay};
 pub use writer::{AppendError, Log};
 
-/// How far a log is searched that was empty once, and to all appearances is empty still, in bytes.
+/// A log that was empty when its start was noted is searched for so many bytes, and further only if something is found
+/// there.
 const EMPTY_SEARCH_BYTES: u64 = 1 << 20;
 
 /// Where a log lies.
@@ -43,8 +41,8 @@ pub struct Region {
     pub base: u64,
     /// Length in bytes, whole blocks.
     pub size: u64,
-    /// A number that no other store on the same device has or had: what an older one has left in the region
-    /// says nothing about this one.
+    /// A number that no other store on the same device has or had, so that the reader does not take footers that an
+    /// older store has left in the region for its own.
     pub store: u64,
 }
 
@@ -53,9 +51,8 @@ pub struct Region {
 pub struct LogPos {
     /// Bytes since the log began; only grows.
     pub pos: u64,
-    /// Checksum of the record that ends here. A new log begins with a number
-    /// that no earlier log on the same device began with (random, say), or
-    /// the records of that one could be taken for its own.
+    /// Checksum of the record that ends here. A new log begins with a number with which no earlier log on the same
+    /// device began, such as a random one. Otherwise the reader could take records of that log for its own.
     pub chain: u64,
 }
 

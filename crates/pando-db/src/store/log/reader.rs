@@ -1,10 +1,10 @@
-//! Reading the log back: everything from a position on that the chain proves.
+//! Reads the log back: all records from a position on whose chain of checksums is valid.
 //!
-//! Guarantees: what is returned is a prefix of what was appended. Where a record is not valid that its
-//! write-out has, the guard repairs it if it can. Else the log ends there; [`Replay::missing`] says whether
-//! records that were durable once are behind the end, which only damage does. A failed device request is an
-//! error and never taken for the end. Reads each byte at most about twice, ahead in large
-//! pieces. Memory is bounded by the longest write-out, time by a few laps.
+//! Guarantees: the returned records are a prefix of those that were appended. A record that is not valid is repaired by
+//! the guard of its write-out if possible. Otherwise the log ends there, and [`Replay::missing`] says whether records
+//! that were durable once are behind the end, which only damage can cause. A failed device request is an error, and
+//! is never taken for the end. The reader reads ahead in large pieces, and each byte about twice at most. Memory is
+//! bounded by the longest write-out, time by that of reading the log a few times.
 
 use std::{ops::RangeInclusive, sync::Arc};
 
@@ -27,13 +27,13 @@ mod guards;
 
 pub use guards::WrongGuard;
 
-/// How much is read at once, in bytes.
+/// Bytes that are read at once.
 const READ_BYTES: u64 = EMPTY_SEARCH_BYTES;
-/// Payloads up to this many bytes stay in the memory into which they were read.
+/// Payloads of at most this many bytes share the memory into which they were read; longer ones are copied.
 const MAX_SHARED_BYTES: usize = 16 << 10;
-/// Laps of the log, a count, that repairs which are tried may read together.
+/// All attempts to repair a write-out together read at most so many times the length of the log, a count.
 const REPAIR_LAPS: u64 = 16;
-/// Part (1/n) of the log that may lie unused behind its last record when it is opened.
+/// At most this part (1/n) of the log may lie unused behind its last record when it is opened.
 const MAX_GAP_SHARE: u64 = 4;
 
 /// A valid record.
@@ -49,11 +49,11 @@ pub struct Replayed {
     pub end: LogPos,
 }
 
-/// Something in the log that is not as it was written.
+/// Something in the log that differs from what was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// Bytes on the device that were computed again from the rest of their write-out, which has records up to
-    /// `last`.
+    /// Bytes on the device that were computed again from the rest of their write-out. `last` is the last record of that
+    /// write-out.
     Repaired {
         /// First byte on the device.
         at: u64,
@@ -62,14 +62,14 @@ pub enum Found {
         /// The last record of the write-out.
         last: u64,
     },
-    /// Records that are not there any more, and were passed over.
+    /// Records that are lost, and were skipped.
     Lost {
-        /// Where on the device the first of them should begin.
+        /// The byte on the device at which the first of them should begin.
         at: u64,
         /// Their sequence numbers.
         records: RangeInclusive<u64>,
     },
-    /// A part of a guard.
+    /// A part of a guard differs from what was written.
     Guard(WrongGuard),
 }
 
@@ -82,31 +82,30 @@ pub struct Replay {
     /// Where the next write-out begins, once the log has ended.
     head: u64,
     ended: bool,
-    /// The newest record that a footer or the superblock calls durable.
+    /// The newest record that a footer or the superblock says was durable.
     durable: u64,
     clean: bool,
-    /// Go on behind what is lost.
+    /// True if the reader skips lost records and continues behind them.
     salvage: bool,
-    /// The first record that does not count although it is valid: see [`Replay::doubt`].
+    /// The number of the first record that does not count although it is valid: see [`Replay::doubt`].
     in_doubt: u64,
     found: Vec<Found>,
     guards: Guards,
-    /// What was computed again, and where on the device it belongs.
+    /// Bytes that were computed again, with their places on the device.
     to_mend: Vec<(u64, Vec<u8>)>,
-    /// Bytes that repairs that are tried may still read.
+    /// Bytes that further attempts to repair may still read.
     repairs_left: u64,
     /// A write-out that was repaired in memory, and its position.
     repaired: Option<(u64, Vec<u8>)>,
-    /// Bytes read ahead, which records share, and the position of the first.
+    /// Bytes that were read ahead, which the payloads of records share, and the position of the first.
     window: Bytes,
     window_at: u64,
 }
 
 impl Log {
-    /// Reads the log from `start` on, where the record `first_msn` stands. Records up to `durable` must be
-    /// there. With `salvage`, what is lost is passed over: then the records returned are no prefix.
-    /// `clean`: the log was empty when `start` was noted, so that it is not searched to its last byte if it
-    /// looks empty.
+    /// Begins to read the log at `start`, where the record `first_msn` stands. Records up to `durable` must exist. With
+    /// `salvage` the reader skips lost records, so those that it returns may be no prefix. `clean` says that the log
+    /// was empty when `start` was noted: if no record is found, it is not searched to its end.
     pub fn replay(
         region: Region,
         start: LogPos,
@@ -140,8 +139,8 @@ impl Log {
 }
 
 impl Replay {
-    /// The next valid record, `None` at the end of the log and from then on.
-    /// [`Error::Io`] if the device fails; a later call tries again.
+    /// The next valid record; `None` at the end of the log, and in all later calls. [`Error::Io`] if the device fails;
+    /// a later call tries again.
     #[allow(clippy::should_implement_trait)] // fallible, unlike an iterator
     pub fn next(&mut self) -> Result<Option<Replayed>> {
         while !self.ended {
@@ -162,42 +161,44 @@ impl Replay {
         self.at
     }
 
-    /// What was damaged so far.
+    /// The damage found so far.
     pub fn found(&self) -> &[Found] {
         &self.found
     }
 
-    /// The newest record that something in the log, or the one who opened it, says was durable. Complete at
-    /// the end.
+    /// The newest record that a footer in the log, or the caller of [`Log::replay`], says was durable. It is final only
+    /// when the end has been reached.
     pub fn durable(&self) -> u64 {
         self.durable
     }
 
-    /// The records that were durable once and are behind the end. Meant for the end of the log.
+    /// The records that were durable once and are missing behind the last one. To be called when the end has been
+    /// reached.
     pub fn missing(&self) -> Option<RangeInclusive<u64>> {
         (self.next_msn <= self.durable).then_some(self.next_msn..=self.durable)
     }
 
-    /// Says that the records from number `first` on do not count although they are valid. Until a durable record of the
-    /// log says so too, no footer may call them durable: a reader would take what they lack for damage.
+    /// Notes that the records from number `first` on do not count although they are valid. Until a durable record in
+    /// the log says so, no footer may say that they are durable: otherwise the next reader would take the values that
+    /// they lack for damage.
     pub fn doubt(&mut self, first: u64) {
         self.in_doubt = self.in_doubt.min(first);
     }
 
-    /// Where on the device a position is.
+    /// The byte on the device at which a position lies.
     pub fn place(&self, pos: u64) -> u64 {
         self.region.base + pos % self.region.size
     }
 
-    /// Finds where the log goes on behind a place without a valid record; sets `ended` if it goes on nowhere.
+    /// Finds where the log continues if there is no valid record at this place; sets `ended` if it continues nowhere.
     fn go_on(&mut self) -> Result<()> {
         let here = self.at.pos;
         self.guards.look_behind();
-        // Where the next record should begin, and where the next write-out.
+        // The positions at which the next record, and the next write-out, should begin.
         let (mut broken, mut head) = (here, here.next_multiple_of(BLOCK));
-        // The first write-out behind what is missing.
+        // The first write-out behind the missing records.
         let mut next: Option<Footer> = None;
-        // How far a log is searched that was empty once, and to all appearances is empty still.
+        // A log that was empty, and in which nothing has been found, is not searched to its end.
         let mut enough = if self.clean { here + EMPTY_SEARCH_BYTES } else { u64::MAX };
         let mut block = here - here % BLOCK;
         while block + BLOCK <= self.limit() && block <= enough {
@@ -212,12 +213,12 @@ impl Replay {
             if let Some(footer) = footer {
                 self.durable = self.durable.max(footer.durable);
                 if self.clean && footer.begin >= here {
-                    // One without records that calls nothing durable but what was there before, and announces
-                    // none, says where others begin.
+                    // A footer without records, which neither says that later records were durable nor announces any,
+                    // only moves the search forward.
                     let says_nothing = footer.records == 0 && footer.durable.max(footer.last) < self.next_msn;
                     enough = if says_nothing { footer.end() + EMPTY_SEARCH_BYTES } else { u64::MAX };
                 }
-                // Of another lap it says no more than that.
+                // If the footer is one of another lap, nothing else in it matters.
                 let footer = Some(footer).filter(|footer| footer.end() == block + BLOCK);
                 let Some(footer) = footer else {
                     block += BLOCK;
@@ -228,7 +229,7 @@ impl Replay {
                     if self.repair(&footer, here)? {
                         return Ok(());
                     }
-                    // What was read of it may rest on its guard.
+                    // Records that were read of this write-out may depend on its guard, which must not be overwritten.
                     head = if here > footer.begin { footer.end() } else { head };
                 } else if footer.holds(here) {
                     head = footer.end();
@@ -267,15 +268,15 @@ impl Replay {
         self.repaired = None;
     }
 
-    /// Repairs the write-out that a footer speaks of; whether the record at `pos` is valid now.
+    /// Repairs the write-out that a footer belongs to. Returns whether the record at `pos` is valid then.
     fn repair(&mut self, footer: &Footer, pos: u64) -> Result<bool> {
         let total = footer.end() - footer.begin;
         if self.repaired.as_ref().is_some_and(|(begin, _)| *begin == footer.begin) || total > self.region.size
         {
             return Ok(false);
         }
-        // Write-outs do not overlap, and few hold a place that is looked at. In an image that somebody has made each
-        // block may end one that does.
+        // In a log as this module writes it, write-outs do not overlap, so few of them contain `pos`. In a forged image
+        // each block may end one that does, so the work is bounded.
         let Some(left) = self.repairs_left.checked_sub(total) else { return Ok(false) };
         self.repairs_left = left;
         let mut bytes = self.bytes(footer.begin, total as usize)?.to_vec();
@@ -286,7 +287,7 @@ impl Replay {
         let right: Vec<_> = places.iter().map(|place| bytes.get(place.clone()).map(<[u8]>::to_vec)).collect();
         let before = self.repaired.replace((footer.begin, bytes));
         if self.record_at(pos)?.is_none() {
-            // The write-out is of an earlier session of the log, or more is damaged than can be computed.
+            // The write-out is one of an earlier session, or more is damaged than can be repaired.
             self.repaired = before;
             return Ok(false);
         }
@@ -298,14 +299,14 @@ impl Replay {
         Ok(true)
     }
 
-    /// Passes over the record at `pos`, which is lost: to the one behind it, to the write-out `next`, or to
-    /// the end of all that was durable.
+    /// Skips the record at `pos`, which is lost: continues at the record behind it, at the write-out `next`, or ends
+    /// behind the last record that was durable.
     fn pass(&mut self, pos: u64, next: Option<Footer>, last: u64) -> Result<()> {
         let (at, lost) = (self.place(pos), self.next_msn);
         if let Some((header, stored)) = self.header_at(pos)?
             && lost < last
         {
-            // Only the payload may be bad: then the chain goes on with the checksum that stands there.
+            // If only the payload is damaged, the chain continues with the checksum in the header.
             let behind = LogPos { pos: pos + record_len(header.len as usize), chain: stored };
             let before = std::mem::replace(&mut self.at, behind);
             self.next_msn += 1;
@@ -330,12 +331,12 @@ impl Replay {
         Ok(())
     }
 
-    /// The position of the end of the lap that holds everything.
+    /// One lap of the ring behind the start; no record of this log lies further on.
     fn limit(&self) -> u64 {
         (self.start.pos - self.start.pos % BLOCK).saturating_add(self.region.size)
     }
 
-    /// The footer at the end of a block, if it is one of this log and stands in its place.
+    /// The footer at the end of a block, if there is a valid one that belongs to this log and this place.
     fn footer_in(&mut self, block: u64) -> Result<Option<Footer>> {
         let (size, store) = (self.region.size, self.region.store);
         let end = block + BLOCK;
@@ -343,8 +344,8 @@ impl Replay {
         Ok(footer.filter(|footer| footer.end() % size == end % size))
     }
 
-    /// Writes what was computed again to where it belongs, one unit of a block and nothing else changed: whoever
-    /// reads the log next must not depend on its guard for what counts as durable from now on.
+    /// Writes repaired bytes back to their places. They count as durable from now on, so the next reader must not
+    /// depend on the guard to read them. Only the repaired unit of a block changes.
     fn mend(&self) -> Result<()> {
         let device = &self.region.device;
         for (at, right) in &self.to_mend {
@@ -358,13 +359,12 @@ impl Replay {
         Ok(())
     }
 
-    /// A writer that continues behind the last valid record and keeps
-    /// everything since the start of this replay until it is truncated.
+    /// A writer that continues behind the last valid record, and keeps everything since the start of this replay until
+    /// it is truncated.
     ///
-    /// Flushes the device: what was replayed may have been written by a
-    /// process that died before its own flush. [`Error::Invalid`] before the
-    /// end was reached: writing there would destroy records. Without a placer nothing is to be written; with one, what
-    /// was repaired is right on the device as well.
+    /// Flushes the device, because the replayed records may have been written by a process that died before its flush.
+    /// [`Error::Invalid`] if the end has not been reached: writing there would destroy records. Without a placer
+    /// nothing is written; with one, repaired bytes are written back to the device.
     pub fn into_log(self, placer: Option<Arc<dyn BlobPlacer>>) -> Result<Log> {
         if !self.ended {
             return Err(Error::Invalid("the log has not been replayed to its end".into()));
@@ -374,9 +374,9 @@ impl Replay {
         }
         let flushed = self.region.device.flush();
         flushed.map_err(|e| Error::io("flush", self.region.base, e))?;
-        // A write-out that was cut off, or a footer that tells of none, may leave a long gap behind the last record. It
-        // would stay part of the log after a checkpoint, and too long a gap leaves no room for a batch. What was
-        // repaired by means of it is right on the device by now.
+        // A torn write-out, or a footer that announces one that was never written, may leave a long gap behind the last
+        // record. The gap would stay part of the log even after a checkpoint, and could leave no space for a batch. So
+        // a long gap is given up; the records that were repaired by means of it have been written back by now.
         let behind = self.at.pos.next_multiple_of(BLOCK);
         let head = if self.head.saturating_sub(behind) > self.region.size / MAX_GAP_SHARE {
             behind
@@ -392,9 +392,10 @@ impl Replay {
         Ok(log)
     }
 
-    /// The header at a position if the record is the next one to all appearances, and the checksum in it.
+    /// The header at a position and the checksum in it, if the number and length are those that the next record may
+    /// have.
     fn header_at(&mut self, pos: u64) -> Result<Option<(Header, u64)>> {
-        // One lap holds everything; whatever is behind it belongs to the lap before.
+        // The whole log fits into one lap of the ring. Bytes behind it belong to the lap before.
         let room = self.limit().saturating_sub(pos);
         if room < RECORD_HEADER_BYTES as u64 {
             return Ok(None);
@@ -422,8 +423,9 @@ impl Replay {
         Ok(Some(Replayed { msn: header.msn, session: header.session, payload, end }))
     }
 
-    /// The same as memory that can be kept. Short ones share what was read together: to keep one of them keeps all of
-    /// that, but they go together as a rule, and memory for each costs more than reading it.
+    /// The same bytes in memory that can be kept. Short payloads share the memory into which they were read. Keeping
+    /// one of them keeps all of that memory, but they are usually dropped together, and allocating memory for each
+    /// would cost more than reading it.
     fn shared(&mut self, pos: u64, len: usize) -> Result<Bytes> {
         let bytes = self.bytes(pos, len)?;
         let copied = (len > MAX_SHARED_BYTES).then(|| Bytes::copy_from_slice(bytes));
@@ -439,7 +441,7 @@ impl Replay {
         }
     }
 
-    /// `len` bytes at a position, repaired, from the window or the device.
+    /// `len` bytes at a position: from the repaired write-out, from the window, or from the device.
     fn bytes(&mut self, pos: u64, len: usize) -> Result<&[u8]> {
         let end = pos + len as u64;
         let inside = |(begin, bytes): &&(u64, Vec<u8>)| *begin <= pos && end <= begin + bytes.len() as u64;
@@ -447,7 +449,7 @@ impl Replay {
             let have = self.window_at..=self.window_at + self.window.len() as u64;
             if !(have.contains(&pos) && have.contains(&end)) {
                 let ahead = READ_BYTES.min(self.region.size).max(len as u64) as usize;
-                // What is ahead may be unreadable without being part of the log.
+                // Bytes further ahead may be unreadable, and not part of the log.
                 if self.load(pos, ahead).is_err() {
                     self.load(pos, len)?;
                 }

@@ -10,11 +10,10 @@
 //! the record before |
 //! | 32 | payload, then zeros up to a multiple of 8 |
 //!
-//! The seed chains the records: one is valid only behind the very record that
-//! it was appended to. MSNs only grow, which tells records of earlier laps
-//! apart. The session tells apart what a run before a crash wrote behind the
-//! same record with the same MSN, even if the lost record in between is
-//! appended again byte for byte.
+//! The seed chains the records: a record is valid only behind the record to which it was appended. MSNs only grow,
+//! so a record of an earlier lap of the ring has an older one. The session is part of the checksum because a crash may
+//! lose a record and keep the one behind it: if the next session appends the same bytes again, the old record behind
+//! them must not become valid.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -22,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
 const RECORD_MAGIC: u32 = 0x4c64_6e50;
 
-/// What a header says, the checksum apart.
+/// The fields of a header without the checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) len: u32,
@@ -31,7 +30,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// The header's bytes, and the chain behind this record.
+    /// The bytes of the header, and the checksum that the next record is chained to.
     pub(crate) fn encode(&self, payload_hash: u64, chain: u64) -> ([u8; RECORD_HEADER_BYTES], u64) {
         let mut bytes = [0; RECORD_HEADER_BYTES];
         bytes[..4].copy_from_slice(&RECORD_MAGIC.to_le_bytes());
@@ -45,8 +44,8 @@ impl Header {
         (bytes, checksum)
     }
 
-    /// What the bytes say, if they begin like a header. Proves nothing yet:
-    /// the record is valid if [`Header::encode`] gives the same bytes again.
+    /// The fields in these bytes if they begin with the magic number. That proves nothing yet: the record is valid if
+    /// [`Header::encode`] returns the same bytes.
     pub(crate) fn decode(bytes: &[u8; RECORD_HEADER_BYTES]) -> Option<Self> {
         let (magic, rest) = bytes.split_first_chunk()?;
         let (len, rest) = rest.split_first_chunk()?;

@@ -1,22 +1,19 @@
-//! Writing the log: appends in memory, group commit, one failure is final.
+//! Writes the log: appends in memory, group commit, and a stop after the first failure.
 //!
-//! Guarantees: an append does no I/O and waits for none; [`Log::sync`] returns
-//! when all that was appended before is durable, and one write serves everybody
-//! who waits; it waits for nothing but the log, unless some of it was written or
-//! placed before without being flushed; writes go out in order; after a failed
-//! write or flush (of which nobody can say what it left behind) nothing is
-//! accepted any more.
+//! Guarantees: an append does no I/O and does not wait for any. [`Log::sync`] returns when all records are durable that
+//! were appended before the call; one write serves all threads that wait. It waits for writes of the log only, unless
+//! records or values were written before without a flush: then it flushes the device. Writes are done in order. A
+//! failed write or flush leaves the device in an unknown state, so the log accepts nothing afterwards.
 //!
-//! Values may be *set aside*: their record names a group and numbers in it, and
-//! what holds the group is decided when it is written out, by a [`BlobPlacer`]: in
-//! records of its own, or outside the log in extents that the log then keeps
-//! alive as long as such a record may be replayed. So data that comes in bulk
-//! is written once, and small writes still cost one record.
+//! Values may be stored apart from their record (*set aside*): the record refers to them by a group and their numbers
+//! in it. When the log is written out, a [`BlobPlacer`] decides where the group is stored: in records of its own, or
+//! outside the log in extents, which the log keeps as long as such a record may be replayed. So bulk data is written
+//! once, and a small write still costs one record.
 //!
-//! Two locks. `buf` guards the buffer, for the time of a copy. `activity` says
-//! whether somebody writes and whether somebody flushes, one of each at most:
-//! the others sleep until it is done. A thread that only writes does not wait for a flush, except for a durable write
-//! of at most [`MAX_DURABLE_WRITE_BYTES`] bytes. Neither lock is held over I/O.
+//! There are two locks. `buf` protects the buffer, and is held for the time of a copy. `activity` says whether a thread
+//! is writing and whether a thread is flushing; there is at most one of each, and other threads sleep until it is
+//! done. A thread that only writes does not wait for a flush, except for a durable write of at most
+//! [`MAX_DURABLE_WRITE_BYTES`] bytes. Neither lock is held over I/O.
 
 use std::{
     collections::VecDeque,
@@ -43,17 +40,16 @@ use crate::{
     waiting,
 };
 
-/// Largest buffer that is kept for reuse, in bytes.
+/// Buffers of at most this many bytes are kept for reuse.
 const MAX_SPARE_BYTES: usize = 1 << 20;
-/// Most that a sync writes durably, in bytes, while no other thread can write: more is written first and flushed
-/// then, beside which others may write.
+/// A sync writes at most this many bytes by a durable write, during which no other thread can write. More bytes are
+/// written first and flushed then, because other threads may write during a flush.
 const MAX_DURABLE_WRITE_BYTES: usize = 1 << 20;
 
 /// Why a record was not appended. Nothing was changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AppendError {
-    /// The ring is full: a checkpoint has to move its start ([`Log::truncate`]), and
-    /// what is buffered has to be written.
+    /// The ring is full. A checkpoint has to move its start ([`Log::truncate`]), and the buffer has to be written.
     #[error("the log is full")]
     Full,
     /// The payload is over [`Log::max_payload`].
@@ -92,23 +88,24 @@ pub struct Log {
     store: u64,
     pub(super) session: u64,
     buf: Mutex<LogBuffer>,
-    /// Of the buffer, as of its last change, to be read without the lock.
+    /// Sizes of the buffer as of its last change, which are read without the lock.
     sizes: LogSizes,
     activity: Mutex<Activity>,
     done: Condvar,
     stopped: OnceLock<String>,
 }
 
-/// Whether a thread is writing to the device, and whether one is flushing. Writing goes on beside a flush, which
-/// takes long; a durable write is both.
+/// Whether a thread is writing to the device, and whether one is flushing it. Writes continue during a flush, because
+/// a flush takes long. During a durable write both flags are set.
 struct Activity {
     writing: bool,
     flushing: bool,
     durable_msn: u64,
 }
 
-/// The right to write or to flush, as the flag in [`Activity`] says. Dropped only where its work panics: then others
-/// must not wait for it, and the log stops, since what was taken out of its buffer is lost.
+/// The right to write or to flush, for which a flag in [`Activity`] is set. It is dropped only if the work panics. Then
+/// other threads must not wait for it, and the log stops, because the records that were taken out of the buffer are
+/// lost.
 struct Leading<'a> {
     log: &'a Log,
     flag: fn(&mut Activity) -> &mut bool,
@@ -150,15 +147,14 @@ impl Drop for LockedBuffer<'_> {
 
 impl Log {
     #[cfg(test)]
-    /// A writer that continues at `start`, whose next record is `start_msn`,
-    /// in a log of which nothing before `start` is needed.
+    /// A writer that continues at `start` with the record `start_msn`. Nothing before `start` is needed.
     pub fn open(device: Arc<dyn Device>, base: u64, size: u64, start: LogPos, start_msn: u64) -> Self {
         let head = start.pos.next_multiple_of(BLOCK);
         Self::resume(Region { device, base, size, store: 0 }, start.pos, start, head, start_msn, None)
     }
 
-    /// A writer that continues the chain of `start` at `head`, where a block begins, and keeps all from
-    /// `tail` on.
+    /// A writer whose next record is chained to `start` and is written at `head`, where a block begins. The log is kept
+    /// from `tail` on.
     pub(crate) fn resume(
         region: Region,
         tail: u64,
@@ -192,7 +188,7 @@ impl Log {
             reserved: 0,
             first_aside: 0,
             placing: 0,
-            // Not a number of an earlier run, whose last records may be in the log still.
+            // The number differs from those of earlier sessions, whose last records may still be in the log.
             group: session & !0xffff_ffff,
             last: None,
             held: VecDeque::new(),
@@ -215,7 +211,7 @@ impl Log {
         }
     }
 
-    /// Takes no record from number `first` on for durable before the next sync.
+    /// Records from number `first` on do not count as durable before the next sync.
     pub(super) fn doubt(&self, first: u64) {
         let mut activity = self.activity.lock();
         activity.durable_msn = activity.durable_msn.min(first.saturating_sub(1));
@@ -239,7 +235,7 @@ impl Log {
         self.buf().closed = true;
     }
 
-    /// Whether a payload of that length could be appended now, with that much room for values set aside.
+    /// Whether a payload of that length could be appended now, with so many bytes reserved for values set aside.
     pub fn fits(&self, payload_len: usize, reserved: u64) -> bool {
         payload_len <= self.max_payload() && self.sizes.has_room(payload_len, reserved, self.size)
     }
@@ -265,7 +261,7 @@ impl Log {
             drop(activity);
             let leading = Leading { log: self, flag: |activity| &mut activity.flushing };
             let outcome = self.write_buffered(true).and_then(|msn| {
-                // Others may write beside the flush: that is unflushed again.
+                // Other threads may write during the flush, and set this again.
                 if std::mem::take(&mut self.buf().unflushed) {
                     self.device.flush().map_err(|e| format!("flush of the log: {e}"))?;
                 }
@@ -284,26 +280,26 @@ impl Log {
             self.done.notify_all();
         }
         drop(activity);
-        // Where values outside the log have become durable, nothing else could tell that they were there from
-        // that they never were.
+        // If values outside the log have become durable, a footer must say so: otherwise recovery could not distinguish
+        // damaged values from values that were never written.
         if self.buf().unmarked == 0 {
             return Ok(());
         }
         self.mark(|buf, durable| (1..=durable).contains(&buf.unmarked))
     }
 
-    /// For a log that has not been written for a while: says of the last records, if they are durable and
-    /// may be replayed, that they are. Should they be damaged, their end is not taken for that of the log. One
-    /// write of a block at most, which is not durable itself.
+    /// Writes a footer which says that the last records are durable, if they are and may be replayed. It is called when
+    /// the log has not been written for a while. If these records are damaged later, recovery does not take their
+    /// beginning for the end of the log. At most one block is written, without a flush.
     pub fn mark_rest(&self) -> Result<()> {
         self.mark(|buf, durable| durable > buf.announced && buf.asked_end > buf.tail)
     }
 
-    /// Writes what is durable, if that is `news` and no thread is writing.
+    /// Writes a footer with the number of the last durable record, if that is `news` and no thread is writing.
     fn mark(&self, news: impl Fn(&LogBuffer, u64) -> bool) -> Result<()> {
         let mut activity = self.activity.lock();
         if activity.writing || self.stopped.get().is_some() {
-            // The next footer says so.
+            // The footer of the next write-out says the same.
             return Ok(());
         }
         activity.writing = true;
@@ -320,8 +316,8 @@ impl Log {
         })
     }
 
-    /// Writes a footer without records, if there is room for one and nothing else to write. For the leader
-    /// only.
+    /// Writes a footer without records (a mark), if there is space for it and nothing else to write. Only the thread
+    /// that has the right to write may call this.
     fn write_mark(&self, durable: u64, news: impl Fn(&LogBuffer, u64) -> bool) -> Result<(), String> {
         let (footer, pos) = {
             let mut buf = self.buf();
@@ -341,13 +337,13 @@ impl Log {
         guard::close(&mut block, &footer, self.store);
         let at = self.base + pos % self.size;
         self.device.write_at(at, &block).map_err(|e| format!("write of the log at byte {at}: {e}"))?;
-        // What is behind it may be durable without it: nothing depends on it.
+        // Later records may be durable without the mark, because nothing depends on it.
         self.buf().written = pos + block.len() as u64;
         Ok(())
     }
 
-    /// Writes what is buffered, without a flush and without waiting for one; waits for its turn to write,
-    /// which a sync of little may hold until that is durable.
+    /// Writes the buffer, without a flush and without waiting for one. It waits for the right to write, which a sync of
+    /// few bytes may hold until they are durable.
     pub fn write_out(&self) -> Result<()> {
         if let Err(reason) = self.write_buffered(false) {
             _ = self.stopped.set(reason);
@@ -355,8 +351,8 @@ impl Log {
         self.check()
     }
 
-    /// The same, with the MSN up to which all is written, or the reason to stop. With `durably` it is durable
-    /// as well if nothing stays unflushed.
+    /// The same. Returns the MSN of the last record that is written, or the reason to stop. With `durably` the records
+    /// are durable as well, unless `unflushed` is set.
     fn write_buffered(&self, durably: bool) -> Result<u64, String> {
         let mut activity = self.activity.lock();
         while activity.writing {
@@ -376,12 +372,12 @@ impl Log {
         outcome
     }
 
-    /// Gives up everything before `start`, because a durable checkpoint holds it.
+    /// Gives up everything before `start`, because a durable checkpoint contains it.
     pub fn truncate(&self, start: LogPos) {
         let mut buf = self.buf();
         assert!(start.pos <= buf.append_at, "the log is truncated behind its end");
         buf.tail = buf.tail.max(start.pos);
-        // No record of a caller is left that could name a group: then none is needed.
+        // If no record of a caller is left, no group is referred to, and no extent is needed.
         let needed = |pos: u64| pos > start.pos && buf.asked_end > start.pos;
         let gone = buf.held.iter().take_while(|(pos, _)| !needed(*pos)).count();
         let gone: Vec<_> = buf.held.drain(..gone).collect();
@@ -392,9 +388,9 @@ impl Log {
         drop(gone);
     }
 
-    /// Where the log may begin if all records up to `pos` and `msn` are not needed any more, and the number
-    /// of the first record there: behind records of the log's own too, which only serve those of callers
-    /// before them.
+    /// Where the log may begin if no record up to `pos` and `msn` is needed any more, and the number of the first
+    /// record there. If only records of the log's own follow, they are skipped, because they belong to the batches
+    /// before.
     pub fn start_after(&self, pos: LogPos, msn: u64) -> (LogPos, u64) {
         let buf = self.buf();
         assert!(pos.pos <= buf.end.pos && msn <= buf.msn, "a state that is newer than the log");
@@ -406,25 +402,25 @@ impl Log {
         (buf.end, buf.msn + 1)
     }
 
-    /// Keeps an extent until the log is truncated behind everything that is in it now.
+    /// Keeps an extent until the log is truncated behind all its present records.
     pub fn hold(&self, extent: Arc<Extent>) {
         let mut buf = self.buf();
         buf.keep([extent]);
     }
 
-    /// Bytes of extents that are kept for the records that may be replayed.
+    /// Bytes of the extents that are kept for records that may be replayed.
     pub fn held_bytes(&self) -> u64 {
         self.sizes.held_bytes.load(Ordering::Relaxed)
     }
 
-    /// True if values are set aside and not placed yet, be it that somebody is at it: [`Log::write_out`]
-    /// returns when they are.
+    /// True if values are set aside and not placed yet, even if a thread is placing them. [`Log::write_out`] returns
+    /// when they have been placed.
     pub fn has_blobs(&self) -> bool {
         let buf = self.buf();
         buf.reserved + buf.placing > 0
     }
 
-    /// Bytes of the ring in use, the rest of the last block excepted.
+    /// Bytes of the ring in use, without the rest of the last block.
     pub fn used(&self) -> u64 {
         self.sizes.used.load(Ordering::Relaxed)
     }
@@ -472,8 +468,8 @@ impl Log {
         }
     }
 
-    /// Writes the buffer to the device; the MSN of the last record in it or
-    /// before it. For the leader only. Failures come back as the reason to stop.
+    /// Writes the buffer to the device and returns the MSN of the last complete record. Only the thread that has the
+    /// right to write may call this. A failure is returned as the reason to stop.
     fn drain(&self, durably: bool) -> Result<u64, String> {
         let placed = self.place_values()?;
         let known = self.activity.lock().durable_msn;
@@ -486,7 +482,7 @@ impl Log {
             }
             let (buffer, footer, msn) = buf.take(self.session, known);
             assert!(buf.append_at - buf.oldest() <= self.size, "the log overtakes itself");
-            // What is unflushed needs a flush, which covers this as well.
+            // If something is unflushed, a flush is needed anyway, and makes this durable as well.
             let durably = durably && !placed && !buf.unflushed && buffer.len() <= MAX_DURABLE_WRITE_BYTES;
             let notice = if buffer.is_empty() { None } else { buf.notice.take() };
             (buffer, footer, msn, durably, notice)
@@ -513,7 +509,7 @@ impl Log {
             (pos, rest) = (pos + piece.len() as u64, more);
         }
         let mut buf = self.buf();
-        // Only now: a flush that began before does not cover it.
+        // This is set after the write, because a flush that began before does not cover it.
         buf.unflushed |= unflushed;
         assert!(buf.written <= pos && pos <= buf.append_at, "the log was written beside its buffer");
         buf.written = pos;
@@ -524,8 +520,8 @@ impl Log {
         Ok(msn)
     }
 
-    /// Writes a footer at the position `pos` that has no records of its own and announces those of the write-out that
-    /// `footer` closes.
+    /// Writes a footer without records at the position `pos`. It announces the records of the write-out that `footer`
+    /// closes.
     fn announce(&self, pos: u64, footer: &Footer) -> Result<(), String> {
         let mut block = Vec::new();
         guard::close(&mut block, &Footer { records: 0, begin: pos, ..*footer }, self.store);
@@ -533,7 +529,8 @@ impl Log {
         self.device.write_at(at, &block).map_err(|e| format!("write of the log at byte {at}: {e}"))
     }
 
-    /// Places the values set aside and appends the records that say where; `false` if there are none.
+    /// Places the values that are set aside, and appends the records that say where they are; `false` if there are
+    /// none.
     fn place_values(&self) -> Result<bool, String> {
         let Some(placer) = &self.placer else { return Ok(false) };
         let group = {
@@ -559,7 +556,7 @@ impl Log {
             hash.update(payload);
             buf.push(&[payload], payload.len(), hash.digest(), self.session);
         }
-        // One leader at a time: all that is being placed is this group.
+        // Only one thread writes at a time, so all reserved space belongs to this group.
         let room = std::mem::take(&mut buf.placing);
         assert!(buf.append_at - before <= room, "records about values took more room than was kept");
         buf.keep(placed.extents);

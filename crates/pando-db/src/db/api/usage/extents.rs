@@ -18,25 +18,25 @@ use crate::{
     },
 };
 
-/// The extents of pages under a prefix, by id, and what becomes of each.
+/// The extents of pages under a prefix, by id, and what would happen to each.
 #[derive(Default)]
 pub(crate) struct Extents {
     claims: HashMap<u64, ExtentUse>,
 }
 
-/// What becomes of one extent. Sizes are bytes.
+/// What would happen to one extent. Sizes are bytes.
 #[derive(Default)]
 struct ExtentUse {
     len: u64,
-    /// Nodes that would let it go.
+    /// How many nodes would no longer use it.
     let_go: u64,
-    /// Whether one of them would be written anew for that.
+    /// Whether one of these nodes would be rewritten for that.
     rewritten: bool,
-    /// Bytes that these nodes would copy to another place, because they still need them.
+    /// Bytes that these nodes still need, and would copy to another place.
     copied: u64,
-    /// Bytes of its pages that the prefix shows and that stay.
+    /// Bytes of its pages that would stay and that the prefix shows.
     seen: u64,
-    /// Whether all that a node has in it belongs to the prefix.
+    /// Whether it counts as a whole, because all that one of its nodes has belongs to the prefix.
     whole: bool,
 }
 
@@ -56,7 +56,8 @@ impl Extents {
         claim
     }
 
-    /// A node that uses it goes as a whole. `unwritten`: it has changed, and may come to lie elsewhere.
+    /// Notes that a node that uses the extent would be removed. `unwritten` says that the node is not written yet, so
+    /// that its pages may be stored elsewhere.
     pub fn goes(&mut self, extent: &Extent, unwritten: bool) {
         let claim = self.claim(extent);
         claim.let_go += 1;
@@ -64,7 +65,8 @@ impl Extents {
         claim.rewritten |= unwritten;
     }
 
-    /// A node would be written anew without it, and copy `copied` bytes, of which the prefix shows `seen`.
+    /// Notes that a node would be rewritten without the extent. It would copy `copied` bytes of it, of which the prefix
+    /// shows `seen`.
     pub fn is_left(&mut self, extent: &Extent, copied: u64, seen: u64) {
         let claim = self.claim(extent);
         claim.let_go += 1;
@@ -73,14 +75,15 @@ impl Extents {
         claim.seen = claim.seen.saturating_add(seen);
     }
 
-    /// Notes that a node keeps its use of the extent; the prefix shows `seen` bytes of its pages there, or all.
+    /// Notes that a node would still use the extent. The prefix shows `seen` bytes of its pages there, or all of the
+    /// node.
     pub fn stays(&mut self, extent: &Extent, seen: u64, all: bool) {
         let claim = self.claim(extent);
         claim.seen = claim.seen.saturating_add(seen);
         claim.whole |= all;
     }
 
-    /// Adds up, for the version of the store that `table` is. O(entries) if any use goes, no I/O.
+    /// The sums for the version of the store that has this table. O(entries) if any node would no longer use an extent.
     pub fn sum(&self, table: &Table) -> Sum {
         let mut uses: HashMap<u64, u64> = HashMap::new();
         if self.claims.values().any(|claim| claim.let_go > 0) {
@@ -122,7 +125,7 @@ pub(crate) fn of_node(entry: &Entry) -> Vec<&Extent> {
     found
 }
 
-/// The extent of pages in which a page lies; `None` for one at home in its node, or in memory.
+/// The extent of pages in which a page lies; `None` if it lies in the space of its node, or in memory.
 pub(crate) fn of_page<'a>(handle: &'a Handle, page: &'a PageRef) -> Option<&'a Extent> {
     let extent = match &page.loc {
         PageLoc::Mem(_) => None,
@@ -132,7 +135,7 @@ pub(crate) fn of_page<'a>(handle: &'a Handle, page: &'a PageRef) -> Option<&'a E
     extent.map(|extent| &**extent).filter(|extent| extent.shared)
 }
 
-/// Calls `visit` for every extent of pages that a node uses, some several times.
+/// Calls `visit` for every extent of pages that a node uses, for some of them several times.
 fn each_of<'a>(entry: &'a Entry, mut visit: impl FnMut(&'a Extent)) {
     match &entry.loc {
         Loc::Stored(stored) => stored.parts.iter().filter(|part| part.shared).for_each(|part| visit(part)),

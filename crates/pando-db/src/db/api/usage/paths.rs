@@ -1,7 +1,7 @@
 //! The keys of a node that the paths to it show, with the number of paths.
 //!
-//! A node may have more paths to it than there are bytes of memory: n trees that each hold the last one twice make
-//! 2^n. So the ranges are merged while they come: where ranges overlap they are cut, and their numbers of paths are
+//! There may be more paths to a node than bytes of memory: if each of n trees contains the previous one twice, there
+//! are 2^n. So ranges are merged when they are added: where ranges overlap they are cut, and their numbers of paths are
 //! added; ranges that touch and are shown by the same number of paths become one. So there is at most one range for
 //! each bound. Pure. May use: ranges of keys.
 
@@ -9,10 +9,10 @@ use bytes::Bytes;
 
 use crate::{key::Span, node::ranged::Ranged};
 
-/// A count of ranges that are not worth being brought together.
+/// Up to so many ranges are not merged.
 const FEW_RANGES: usize = 8;
 
-/// Keys, and how many paths show them.
+/// A range of keys, and the number of paths that show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ShownSpan {
     pub span: Span,
@@ -29,16 +29,16 @@ impl Ranged for ShownSpan {
     }
 }
 
-/// What the paths show that were added so far.
+/// The ranges that the paths show that were added so far.
 #[derive(Debug, Default)]
 pub(super) struct PathSpans {
     parts: Vec<ShownSpan>,
-    /// How many were left when they were brought together last.
+    /// The number of ranges after they were merged last.
     left: usize,
 }
 
 impl PathSpans {
-    /// Adds keys that so many paths show. Cost: O(log n), amortised, for n ranges that are left.
+    /// Adds a range that so many paths show. Cost: O(log n), amortised, for n ranges after merging.
     pub fn add(&mut self, span: Span, times: u64) {
         if span.is_empty() {
             return;
@@ -58,7 +58,7 @@ impl PathSpans {
     /// The ranges that any path shows, ascending and apart.
     pub fn any(self) -> Vec<Span> {
         let once = self.parts.into_iter().map(|part| ShownSpan { times: 1, ..part });
-        // As many may still show different numbers of paths: those that touch are one.
+        // Each range counts once here, but ranges that were shown by different numbers of paths may touch.
         let mut spans: Vec<Span> = Vec::new();
         for part in together(once.collect()) {
             match spans.last_mut() {
@@ -70,9 +70,9 @@ impl PathSpans {
     }
 }
 
-/// The same keys as ascending ranges that do not overlap. Where two touch, different numbers of paths show them.
+/// Merges ranges to ascending ones that do not overlap. If two of these touch, different numbers of paths show them.
 fn together(parts: Vec<ShownSpan>) -> Vec<ShownSpan> {
-    // Where something begins or ends, and how many paths more or fewer show what follows.
+    // The bounds of ranges, and how many paths more or fewer show the keys behind each.
     let mut bounds: Vec<(Bytes, i128)> = Vec::with_capacity(2 * parts.len());
     for ShownSpan { span, times } in parts {
         bounds.push((span.lo, times.into()));

@@ -1,11 +1,11 @@
-//! Whether the guards of the write-outs that a reader passes are as they were written.
+//! Verifies that the guards of the write-outs that a reader passes are as they were written.
 //!
-//! The records prove themselves, and so what their guard must be. A crash may leave a guard torn, or none; so what
-//! is wrong counts as damage only where a later footer of the same session calls the records durable: a session knows
-//! that of records whose write-out it has written and flushed as a whole. A footer of a later session may speak of
-//! what a recovery has found, and proves nothing of the guard. Elsewhere it is told what looks like the right guard but
-//! for a few bytes, and nothing is told of a guard that is not there. Footers are always verified; the rest, for
-//! which the records are read again, if that is asked for.
+//! Records have checksums of their own, and they determine what their guard must be. A crash may leave a torn guard, or
+//! none. So a wrong guard counts as damage only if a later footer of the same session says that the records were
+//! durable: a session says this only after it has written and flushed the whole write-out. A footer of a later
+//! session may refer to records that a recovery has found, and proves nothing about their guard. Other wrong guards are
+//! reported only if they differ from the right one in a few bytes; a guard that is absent is not reported. Footers
+//! are always verified. The other parts are verified on request, since the records have to be read again for that.
 
 use std::{fmt, ops::RangeInclusive};
 
@@ -19,20 +19,20 @@ use crate::{
     },
 };
 
-/// Most parts of guards that are told, a count.
+/// At most so many wrong parts of guards are reported.
 const MAX_TOLD: usize = 1000;
-/// Most footers of marks between two write-outs that are told, a count.
+/// At most so many wrong marks between two write-outs are reported. A mark is a footer without records.
 const MAX_MARKS: usize = 8;
 
-/// A part of a guard that is not as it was written. No record is missing by that.
+/// A part of a guard that differs from what was written. No record is lost by that.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WrongGuard {
     part: GuardPart,
-    /// Its first wrong byte on the device; the first of all of a footer.
+    /// The place of its first wrong byte on the device; for a footer, that of its first byte.
     at: u64,
-    /// The records before it; `None`: it belongs to a mark.
+    /// The records of its write-out; `None` for a mark.
     records: Option<RangeInclusive<u64>>,
-    /// It was durable once, so no crash has torn it.
+    /// True if it was durable once, so that no crash can have torn it.
     pub was_durable: bool,
 }
 
@@ -52,66 +52,66 @@ impl fmt::Display for WrongGuard {
     }
 }
 
-/// What is known of the guards so far.
+/// What the reader knows about the guards so far.
 #[derive(Default)]
 pub(super) struct Guards {
-    /// All of them is verified, except the footers.
+    /// True if the parts other than footers are verified.
     wholly: bool,
-    /// The write-out of the last record.
+    /// The write-out that the last record belongs to.
     reading: Option<Reading>,
-    /// Where the next one begins, once the last is left.
+    /// The position at which the next write-out begins, after the reader has left the last one.
     next_begin: Option<u64>,
-    /// What stands behind the last record.
+    /// What the reader has found behind the last record.
     behind: BetweenWriteOuts,
     wrong: Vec<Wrong>,
 }
 
-/// Where a write-out begins.
+/// The beginning of a write-out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Begin {
     At(u64),
     /// At the start of the log, or before it.
     BeforeStart,
-    /// Some of its records are lost.
+    /// Unknown, because some of its records are lost.
     Unknown,
 }
 
-/// A write-out, by its records.
+/// A write-out, as far as its records tell.
 #[derive(Debug, Clone, Copy)]
 struct Reading {
     begin: Begin,
-    /// The number of its first record, if it does not begin before the start, and what it is chained to.
+    /// The number of the first record of it that was read, and the checksum which that record is chained to.
     first: u64,
     chain: u64,
     session: u64,
 }
 
-/// What stands between a write-out and the next one.
+/// What the reader has found between a write-out and the next one.
 #[derive(Default)]
 struct BetweenWriteOuts {
     /// The footer of the write-out.
     footer: Option<Footer>,
-    /// Where something stands that is nearly that.
+    /// The position of bytes that are nearly that footer.
     like: Option<u64>,
-    /// Positions of bytes of marks that are not as written.
+    /// Wrong parts of marks, with their positions.
     marks: Vec<(GuardPart, u64)>,
-    /// The newest record that footers of its session call durable.
+    /// The newest record that footers of the write-out's session say was durable.
     durable: u64,
 }
 
-/// A part that is not as it was written.
+/// A part of a guard that is not as it was written.
 struct Wrong {
     part: GuardPart,
     pos: u64,
     records: Option<RangeInclusive<u64>>,
     session: u64,
     was_durable: bool,
-    /// It was written once, by what stands there.
+    /// True if the bytes that stand there show that it was written once.
     was_written: bool,
 }
 
 impl Guards {
-    /// Takes note of a record that was read behind `before`.
+    /// Notes that a record was read, which begins at `before`.
     pub fn pass(&mut self, before: LogPos, record: &Replayed) {
         let continues = self.reading.is_some_and(|reading| reading.session == record.session);
         if continues {
@@ -119,7 +119,7 @@ impl Guards {
         }
         let begin = match (self.next_begin.take(), self.reading) {
             (Some(begin), _) if begin == before.pos => Begin::At(begin),
-            // Written over the guard that was there.
+            // A new session has begun here, and has overwritten the guard of the last one.
             (None, Some(_)) if before.pos.is_multiple_of(BLOCK) => Begin::At(before.pos),
             (None, None) => Begin::BeforeStart,
             _ => Begin::Unknown,
@@ -128,15 +128,15 @@ impl Guards {
         self.reading = Some(Reading { begin, first: msn, chain: before.chain, session });
     }
 
-    /// Looks anew at what stands behind the last record.
+    /// Forgets what was found behind an earlier record.
     pub fn look_behind(&mut self) {
         self.behind = BetweenWriteOuts::default();
     }
 
-    /// Takes note that records are lost, and where the next write-out begins.
+    /// Notes that records are lost, and at which position the next write-out begins.
     pub fn forget_write_out(&mut self, next: Option<u64>) {
         self.reading = None;
-        // Nothing begins at the end of time: what is read without a new beginning is not whole.
+        // No write-out begins at the last position: if none is known, what is read next has an unknown beginning.
         self.next_begin = next.or(Some(u64::MAX));
     }
 
@@ -148,12 +148,12 @@ impl Guards {
 }
 
 impl Replay {
-    /// Verifies all of the guards from now on, and not only the footers, which another reader has done.
+    /// Verifies all parts of guards from now on except footers: another reader has verified those.
     pub fn verify_guards(&mut self) {
         self.guards.wholly = true;
     }
 
-    /// Looks at the end of a block behind the last record, where that footer stands, or none.
+    /// Examines the end of a block behind the last record, where `footer` stands, or no valid footer.
     pub(super) fn look_at_footer(&mut self, block: u64, footer: Option<Footer>) -> Result<()> {
         let (here, chain, next_msn) = (self.at.pos, self.at.chain, self.next_msn);
         let reading = self.guards.reading;
@@ -163,7 +163,7 @@ impl Replay {
                 return Ok(());
             };
             let there = Footer::fields(&bytes);
-            // A flipped bit changes one field at most.
+            // A flipped bit changes at most one field.
             let is_like = |footer: &Footer| {
                 let (same, all) = footer.likeness(&bytes);
                 same + 1 >= all
@@ -186,7 +186,7 @@ impl Replay {
             });
             let behind = &mut self.guards.behind;
             let pos = block + BLOCK - FOOTER_BYTES as u64;
-            // The other may begin anywhere.
+            // The footer of records may have any beginning, so the mark is compared first.
             if is_like(&mark) {
                 if behind.marks.len() < MAX_MARKS {
                     behind.marks.push((GuardPart::Footer, pos));
@@ -226,7 +226,8 @@ impl Replay {
         Ok(())
     }
 
-    /// Judges the guard of the write-out that ends with the last record; `next`: where the next one begins.
+    /// Verifies the guard of the write-out that ends with the last record. `next` is the position at which the next one
+    /// begins.
     pub(super) fn leave_write_out(&mut self, next: Option<u64>) -> Result<()> {
         let behind = std::mem::take(&mut self.guards.behind);
         self.guards.next_begin = next;
@@ -270,7 +271,7 @@ impl Replay {
         Ok(())
     }
 
-    /// The parts of a guard with a right footer that are wrong, and their positions.
+    /// The wrong parts of a guard whose footer is right, with their positions.
     fn wrong_parts(&mut self, footer: &Footer) -> Result<Vec<(GuardPart, u64)>> {
         let total = footer.end() - footer.begin;
         if !self.guards.wholly || total > self.region.size {
@@ -282,7 +283,7 @@ impl Replay {
         Ok(wrong.into_iter().map(|(part, at)| (part, footer.begin + at as u64)).collect())
     }
 
-    /// What is to be told of the guards, at the end of the log.
+    /// What is to be reported of the guards, at the end of the log.
     pub(super) fn found_in_guards(&mut self) -> Vec<Found> {
         let wrong = std::mem::take(&mut self.guards.wrong);
         let told = |wrong: &Wrong| {

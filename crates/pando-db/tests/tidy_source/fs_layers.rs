@@ -1,9 +1,9 @@
 //! What the files of the file system may import.
 
-use crate::source::Floors;
+use crate::source::Layers;
 
-/// The floors of `pando-fs`: one file or folder each.
-pub const FS: Floors = &[
+/// The modules of `pando-fs`, from the lowest layer up: one file or folder each.
+pub const FS: Layers = &[
     ("error", &[]),
     ("limits", &[]),
     ("format", &["error"]),
@@ -516,8 +516,8 @@ pub const FS: Floors = &[
     ),
 ];
 
-/// The same inside `diff`: files from the ground up.
-pub const DIFF: Floors = &[
+/// The same inside `diff`: files from the lowest layer up.
+pub const DIFF: Layers = &[
     ("change", &[]),
     ("side", &[]),
     ("compare", &["change", "side"]),
@@ -529,7 +529,7 @@ pub const DIFF: Floors = &[
 ];
 
 /// The same inside `send`.
-pub const SEND: Floors = &[
+pub const SEND: Layers = &[
     ("frame", &[]),
     ("record", &["frame"]),
     ("tree", &[]),
@@ -540,7 +540,7 @@ pub const SEND: Floors = &[
 ];
 
 /// The same inside `fork`.
-pub const FORK: Floors = &[
+pub const FORK: Layers = &[
     ("relocated", &[]),
     ("lines", &[]),
     ("text", &["lines"]),

@@ -1,9 +1,9 @@
 //! What the files of mounts and of the program may import.
 
-use crate::source::Floors;
+use crate::source::Layers;
 
-/// The floors of `pando-fuse`.
-pub const FUSE: Floors = &[
+/// The modules of `pando-fuse`, from the lowest layer up.
+pub const FUSE: Layers = &[
     ("ending", &[]),
     ("mountinfo", &[]),
     ("guard", &[]),
@@ -121,8 +121,8 @@ pub const FUSE: Floors = &[
     ),
 ];
 
-/// The floors of the program `pando`.
-pub const PROGRAM: Floors = &[
+/// The modules of the program `pando`, from the lowest layer up.
+pub const PROGRAM: Layers = &[
     ("exit", &[]),
     ("size", &[]),
     ("uuid", &[]),

@@ -1,10 +1,10 @@
 //! What the modules of the engine may import.
 
-use crate::source::Floors;
+use crate::source::Layers;
 
-/// The modules from the ground up, and what each may import besides itself. A module may name only modules above it in
-/// this list, so there can be no circle of modules.
-pub const ROOMS: Floors = &[
+/// The modules from the lowest layer up, and what each may import besides itself. A module may name only modules above
+/// it in this list, so there can be no circle of modules.
+pub const ENGINE: Layers = &[
     ("error", &[]),
     ("limits", &[]),
     ("locks", &[]),
@@ -38,8 +38,8 @@ pub const ROOMS: Floors = &[
     ),
 ];
 
-/// The same inside `dag` and `db`: modules and files from the ground up.
-pub const DAG: Floors = &[
+/// The same inside `dag` and `db`: modules and files from the lowest layer up.
+pub const DAG: Layers = &[
     ("tree", &[]),
     ("layer", &[]),
     ("edit", &["tree"]),
@@ -53,7 +53,7 @@ pub const DAG: Floors = &[
     ("gc", &["damage", "layer", "edit", "share", "write"]),
 ];
 
-pub const DB: Floors = &[
+pub const DB: Layers = &[
     ("engine", &[]),
     ("record", &[]),
     ("budget", &["engine"]),
@@ -70,7 +70,7 @@ pub const DB: Floors = &[
 ];
 
 /// The same inside `device`.
-pub const DEVICE: Floors = &[
+pub const DEVICE: Layers = &[
     ("counters", &[]),
     ("direct", &["counters"]),
     ("fail_stop", &[]),
@@ -86,7 +86,7 @@ pub const DEVICE: Floors = &[
 ];
 
 /// The same inside `store`.
-pub const STORE: Floors = &[
+pub const STORE: Layers = &[
     ("cache_key", &[]),
     ("cached", &["cache_key"]),
     ("ghost", &[]),

@@ -1,6 +1,7 @@
 //! Callers: from the process that the kernel names to the caller that `pando-fs` checks rights of.
 //!
-//! Uses `transport`, and `/proc` for groups, capabilities and user namespaces.
+//! Uses `transport`, and `/proc` for groups, capabilities and user namespaces. What is asked about the caller of a write
+//! must not wait for the caller.
 
 use pando_fs::Caller;
 
@@ -58,10 +59,19 @@ pub(crate) fn may_see_all(c: &Context) -> bool {
     c.uid == 0 && c.pid != 0 && has_capabilities(c, READ_SEARCH) && is_in_own_namespace(c)
 }
 
-/// Whether the user namespace of the caller is that of this process.
+/// Whether the user namespace of the caller is that of this process. Not to be asked about the caller of a write: a
+/// program that starts another one drops its mappings, and has their pages written, while it holds the lock that the
+/// kernel takes to answer this.
 fn is_in_own_namespace(c: &Context) -> bool {
     let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
     namespace("self").is_some_and(|own| namespace(&c.pid.to_string()) == Some(own))
+}
+
+/// Whether the caller's user namespace maps all user ids as that of this process does. It may be another one, then, but
+/// only root can make such a one, and its root may do to all files what root may. The answer waits for nothing.
+fn has_own_ids(c: &Context) -> bool {
+    let map = |pid: &str| std::fs::read(format!("/proc/{pid}/uid_map")).ok();
+    map("self").is_some_and(|own| map(&c.pid.to_string()) == Some(own))
 }
 
 /// The caller of a request that changes a file with this mode, with its supplementary groups, or for root with its
@@ -70,7 +80,7 @@ pub(crate) fn caller_with_groups(c: &Context, mode: u16) -> Caller {
     /// Bit of CAP_FSETID.
     const FSETID: u64 = 0b1_0000;
     let mut caller = caller(c, 0);
-    if c.uid == 0 && (mode & 0o6000 == 0 || has_capabilities(c, FSETID) && is_in_own_namespace(c)) {
+    if c.uid == 0 && (mode & 0o6000 == 0 || has_capabilities(c, FSETID) && has_own_ids(c)) {
         return caller;
     }
     caller.no_fsetid = true;

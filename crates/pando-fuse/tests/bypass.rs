@@ -14,11 +14,14 @@ use std::{
     },
     path::Path,
     process::{Command, Stdio},
-    sync::atomic::{AtomicBool, AtomicU8, Ordering},
+    sync::{
+        atomic::{AtomicBool, AtomicU8, Ordering},
+        mpsc::RecvTimeoutError,
+    },
     time::{Duration, Instant},
 };
 
-use super::common::{World, output_of_written};
+use super::common::{World, mapped::Map, output_of_written};
 use pando_fuse::{Kind, Settings};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -31,6 +34,8 @@ macro_rules! world {
     };
 }
 
+/// How long a program may take that takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of one direct write: many, so that a reader has time to fetch old pages while it is under way.
 const BLOCK: usize = 128 << 10;
 
@@ -241,6 +246,41 @@ fn as_other(dir: &Path, script: &str) {
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
+}
+
+/// A program of root that starts another one drops a shared mapping while it holds a lock of its process, and waits
+/// for the write of its pages. The server asked, for a file with set-id bits, for what needs that lock: both waited for
+/// ever, and so did all that met one of them.
+#[test]
+fn an_exec_with_a_mapped_set_id_file_waits_for_nothing_that_waits_for_it() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let w = world!(Settings { suid: true, ..Settings::default() });
+    // Whoever waits for such a process waits for ever too, and so may this test.
+    let (done, end) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if end.recv_timeout(2 * PATIENCE) == Err(RecvTimeoutError::Timeout) {
+            eprintln!("the exec of root with a mapped set-id file has not ended");
+            std::process::abort();
+        }
+    });
+    // It hung in some of the times.
+    for mode in [0o4755, 0o2755, 0o6755, 0o2745].repeat(5) {
+        let p = w.path("p");
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(&p).unwrap();
+        file.set_len(1 << 20).unwrap();
+        file.sync_all().unwrap();
+        fs::set_permissions(&p, Permissions::from_mode(mode)).unwrap();
+        let map = Map::new(&file, 1 << 20, true);
+        map.set_in_pages(0, 65);
+        drop(file);
+        let ended = map.ends_by_exec(PATIENCE);
+        assert!(ended, "the exec of root with a file of mode {mode:o} has not ended");
+        assert_eq!(fs::metadata(&p).unwrap().mode() & 0o7777, mode, "root keeps them");
+        assert_eq!(fs::read(&p).unwrap()[4096], 65);
+    }
+    drop(done);
 }
 
 #[test]

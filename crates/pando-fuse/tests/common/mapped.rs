@@ -13,6 +13,7 @@ use std::{
     },
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     sync::Mutex,
+    time::{Duration, Instant},
 };
 
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync};
@@ -68,6 +69,21 @@ impl Map {
         self.ask("sync");
     }
 
+    /// Has the process start another program, which drops the mapping with all that was changed in it. Returns whether
+    /// that has ended after this time.
+    pub fn ends_by_exec(mut self, patience: Duration) -> bool {
+        let process = self.0.get_mut().unwrap();
+        writeln!(process.to.take().unwrap(), "exec").unwrap();
+        let begun = Instant::now();
+        while process.child.try_wait().unwrap().is_none() {
+            if begun.elapsed() > patience {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+
     fn ask(&self, what: &str) -> u8 {
         let mut process = self.0.lock().unwrap();
         writeln!(process.to.as_mut().unwrap(), "{what}").unwrap();
@@ -85,12 +101,14 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        if !std::thread::panicking() {
+        let asks = |map: &mut Map| map.0.get_mut().is_ok_and(|process| process.to.is_some());
+        if !std::thread::panicking() && asks(self) {
             self.sync();
         }
         let Ok(process) = self.0.get_mut() else { return };
-        drop(process.to.take());
-        let _ended = process.child.wait();
+        if process.to.take().is_some() {
+            let _ended = process.child.wait();
+        }
     }
 }
 
@@ -133,6 +151,7 @@ fn mapping() {
                 unsafe { msync(at, len, MsyncFlags::SYNC) }.unwrap();
                 0
             }
+            "exec" => panic!("no program was started: {}", Command::new("true").exec()),
             _ => 0,
         };
         // Not by a macro, whose output the harness keeps.

@@ -142,6 +142,7 @@ pub use key_text::{describe_key, name_key, name_piece};
 pub use limits::{BLOCK_SIZE, MAX_FILE_SIZE, MAX_NAME, MAX_SYMLINK};
 pub use merge::FsMerge;
 pub use mode::ModeChange;
+pub use mount_points::SnapshotMount;
 pub use mounted::MountedOn;
 pub use name::RESERVED;
 pub use pando_db::{Codec, waiting};

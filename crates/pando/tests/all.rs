@@ -30,3 +30,4 @@ mod synced;
 mod told;
 mod r#try;
 mod versions;
+mod views;

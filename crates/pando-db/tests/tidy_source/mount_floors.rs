@@ -37,10 +37,12 @@ pub const FUSE: Floors = &[
     ("labels", &["transport"]),
     ("refused", &["ending", "transport"]),
     ("dirty_limit", &[]),
+    ("views", &["mountinfo"]),
     (
         "coherence",
         &[
             "mountinfo",
+            "views",
             "counters",
             "cache",
             "creators",

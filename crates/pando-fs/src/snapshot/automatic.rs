@@ -258,9 +258,13 @@ impl Fs {
                     after(&report);
                     work.deleted.push(info.name.clone());
                 }
-                // Somebody else was faster, or keeps it since, or has mounted something in it, or rolls back.
+                // Somebody else was faster, or keeps it since, or has mounted it or something in it, or rolls back.
                 Err(
-                    Error::NotFound(_) | Error::NotPermitted { .. } | Error::MountPoint(_) | Error::Stale(_),
+                    Error::NotFound(_)
+                    | Error::NotPermitted { .. }
+                    | Error::MountPoint(_)
+                    | Error::Shown { .. }
+                    | Error::Stale(_),
                 ) => {}
                 Err(e) => return Err(e),
             }

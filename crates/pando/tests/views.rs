@@ -1,4 +1,4 @@
-//! Snapshots that are mounted (`pando mount -o snapshot=`): they stay while they are.
+//! Snapshots that are mounted (`pando mount -o snapshot=`): how they are named, and that they stay while they are.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::{Duration, Instant};
@@ -117,4 +117,50 @@ fn a_mount_of_a_snapshot_that_has_died_is_in_nobody_s_way() {
     assert_eq!(told, "deleted 1 a\n");
     b.sh("umount -l v");
     b.umount();
+}
+
+/// A name with a comma ended at it, and one that is no UTF-8 could not be written.
+#[test]
+fn a_snapshot_of_any_name_can_be_mounted() {
+    let Some(b) = for_root() else { return };
+    b.sh("mkdir -p m/p 'm/a,b@c' v; echo f > m/p/f; echo f > 'm/a,b@c/f'");
+    let odd = ["a,b", r"back\slash", "@at", "x@y", "#12", " blank ", r"\,"];
+    for name in odd {
+        b.ok(&["snapshot", "create", "m/p", name]);
+        b.ok(&["snapshot", "create", "m/a,b@c", name]);
+    }
+    let seen = |option: &str| {
+        b.ok(&["mount", "-o", option, "a.img", "v"]);
+        let root = b.sh("awk -v at=\"$PWD/v\" '$5 == at { print $4 }' /proc/self/mountinfo; cat v/f");
+        b.ok(&["umount", "v"]);
+        root
+    };
+    for name in odd {
+        let escaped = name.replace('\\', r"\\").replace(',', r"\,");
+        let shown = name.replace('\\', r"\134").replace(' ', r"\040");
+        assert_eq!(seen(&format!("snapshot=p@{escaped}")), format!("/p/.snapshots/{shown}\nf\n"));
+        let of_other = format!(r"noatime,snapshot=/a\,b@c@{escaped},ro");
+        assert_eq!(seen(&of_other), format!("/a,b@c/.snapshots/{shown}\nf\n"));
+    }
+    // By its number, as with all commands; and by bytes as lists show them.
+    assert_eq!(seen("snapshot=p@1"), "/p/.snapshots/a,b\nf\n");
+    assert_eq!(seen(r"snapshot=p@a\054b"), "/p/.snapshots/a,b\nf\n");
+    b.sh("mkdir m/$(printf 'n\\377'); echo f > m/$(printf 'n\\377')/f");
+    b.sh(&format!("{} snapshot create m/n* s", env!("CARGO_BIN_EXE_pando")));
+    assert!(seen(r"snapshot=n\377@s").ends_with("/.snapshots/s\nf\n"));
+    // Errors say what is wrong.
+    for (wrong, says) in [
+        (r"snapshot=p@a\b", r"a backslash stands before"),
+        (r"snapshot=p@a\", r"a backslash stands before"),
+        (r"snapshot=p@\777", r"a backslash stands before"),
+        (r"snapshot=p@a\057b", "NAME or DIR@NAME"),
+    ] {
+        b.fails(&["mount", "-o", wrong, "a.img", "v"], 2, says);
+    }
+    b.fails(&["mount", "-o", "snapshot=p@99", "a.img", "v"], 1, "has no snapshot 99");
+    b.fails(&["mount", "-o", r"snapshot=p@no\,ne", "a.img", "v"], 1, "has no snapshot no,ne");
+    b.fails(&["mount", "-o", "snapshot=p@a,b", "a.img", "v"], 2, "");
+    b.umount();
+    assert_eq!(seen(r"snapshot=p@a\,b"), "/a,b\nf\n".replace("/a,b", "/p/.snapshots/a,b"));
+    b.ok(&["check", "a.img"]);
 }

@@ -167,6 +167,6 @@ pub const PROGRAM: Floors = &[
         ],
     ),
     ("help", &[]),
-    ("helper", &["exit", "logging", "place", "image", "cmd"]),
+    ("helper", &["exit", "logging", "place", "image", "one_version", "cmd"]),
     ("main", &["exit", "guard", "cmd", "help", "helper"]),
 ];

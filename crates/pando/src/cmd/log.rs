@@ -1,6 +1,7 @@
 //! `pando log`: in which snapshots a file or directory changed.
 
 use std::{
+    ffi::OsString,
     fs::{self, Metadata},
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Component, Path, PathBuf},
@@ -61,6 +62,8 @@ pub struct Moment {
     pub taken: Option<Time>,
     pub number: u32,
     pub name: String,
+    /// Its name as it is, which need not be text.
+    pub named: OsString,
     /// The directory that the snapshot is of.
     pub dir: PathBuf,
     /// The snapshot itself, where it is seen.
@@ -134,8 +137,15 @@ pub fn run(args: &Args) -> Result<()> {
 /// What is not the same from one of these moments to the next, and from the last to what is at `now`.
 fn changes(moments: &[Moment], now: &Path) -> Result<Vec<LogLine>> {
     let path = now.to_owned();
-    let live =
-        Moment { taken: None, number: 0, name: "".into(), dir: PathBuf::new(), top: PathBuf::new(), path };
+    let live = Moment {
+        taken: None,
+        number: 0,
+        name: "".into(),
+        named: "".into(),
+        dir: "".into(),
+        top: "".into(),
+        path,
+    };
     let mut lines = Vec::new();
     let mut before: Option<(PathBuf, Metadata)> = None;
     for moment in moments.iter().chain([&live]) {
@@ -215,6 +225,7 @@ pub fn moments(path: &Path) -> Result<Vec<Moment>> {
                 taken: Some(info.created),
                 number: info.number,
                 name: info.name.to_string_lossy().into_owned(),
+                named: info.name,
                 dir: dir.to_owned(),
                 top,
                 path: at,
@@ -292,6 +303,7 @@ mod tests {
             taken: Some(Time { secs, nanos: 7 }),
             number,
             name: String::new(),
+            named: "".into(),
             dir: PathBuf::new(),
             top: PathBuf::new(),
             path: PathBuf::new(),

@@ -24,6 +24,7 @@ mod quotas;
 mod recursive;
 mod rights;
 mod send;
+mod send_again;
 mod snapshots;
 mod snapshots_beside;
 mod synced;

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::{cmd::ReportName, place, report::VERSION, size};
 use delete::{DeleteMode, Going, Spent, delete, delete_each, make_room, spent, tell_dry};
-pub use select::{number, show_age};
+pub use select::show_age;
 use select::{Age, about, select};
 
 /// Make, list and delete read-only snapshots of any directory

@@ -5,7 +5,7 @@ use std::{path::Path, str::FromStr};
 use anyhow::{Result, bail};
 use pando_fs::{SnapshotInfo, Time};
 
-pub use crate::one_version::number;
+use crate::one_version::number;
 
 /// Seconds of the units of ages, by letter.
 const TIME_UNITS: [(char, u64); 6] =

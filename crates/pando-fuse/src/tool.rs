@@ -378,7 +378,11 @@ impl Visible {
     /// The path of what lies at `inside` from the root of the file system; `None` if no mount point shows it.
     pub fn find(&self, inside: &OsStr) -> Option<PathBuf> {
         let inside = Path::new("/").join(inside);
-        self.0.iter().find_map(|mount| Some(mount.dir.join(inside.strip_prefix(&mount.root).ok()?)))
+        self.0.iter().find_map(|mount| match inside.strip_prefix(&mount.root).ok()? {
+            // A path that is joined with nothing would end in a slash.
+            rest if rest.as_os_str().is_empty() => Some(mount.dir.clone()),
+            rest => Some(mount.dir.join(rest)),
+        })
     }
 
     /// The same for people: `IMAGE:/PATH` if no mount point shows it.

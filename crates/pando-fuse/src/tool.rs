@@ -29,7 +29,7 @@ use crate::{
 
 mod differences;
 
-pub use differences::{Differences, diff, diff_fork, merge};
+pub use differences::{Differences, alike_snapshots, diff, diff_fork, merge};
 
 /// A name in a directory, whether there is anything or not.
 #[derive(Debug)]

@@ -207,3 +207,54 @@ fn a_whole_snapshot_that_is_to_replace_a_directory_is_told_how() {
     b.umount();
     b.ok(&["check", "a.img"]);
 }
+
+/// Each snapshot took a dozen requests, whatever had changed.
+#[test]
+fn a_log_of_many_snapshots_takes_few_requests_for_those_that_changed_nothing() {
+    let b = mounted!();
+    b.sh("mkdir -p m/p/src/deep; echo one > m/p/src/deep/f; echo x > m/p/other; ln -s to m/p/link");
+    let pando = env!("CARGO_BIN_EXE_pando");
+    // Something changes before each, mostly elsewhere; the directories above change too.
+    b.sh(&format!(
+        "for i in $(seq 1 240); do
+            echo $i > m/p/other; echo $i > m/p/src/beside; ln -sf $i m/p/src/l$i
+            case $i in 50) echo two > m/p/src/deep/f;; 100) chmod 600 m/p/src/deep/f;; 150) rm m/p/src/deep/f;;
+                170) echo back > m/p/src/deep/f;; 200) touch m/p/src/deep/new;; esac
+            {pando} snapshot create m/p s$i
+        done > /dev/null"
+    ));
+    let requests = || -> u64 {
+        let stats = b.json(&["stats", "--json", "m"]);
+        stats["requests"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum()
+    };
+    let told = |path: &str, most: u64, expected: &[(&str, &str)]| {
+        let before = requests();
+        assert_eq!(log(&b, path), pairs(expected), "{path}");
+        let took = requests() - before;
+        assert!(took < most, "{path}: {took} requests");
+    };
+    let of_file = [("+", "s1"), ("M", "s50"), ("M", "s100"), ("-", "s150"), ("+", "s170")];
+    told("m/p/src/deep/f", 240, &of_file);
+    told("m/p/link", 150, &[("+", "s1")]);
+    let of_dir = ["s50", "s100", "s150", "s170", "s200"].map(|name| ("M", name));
+    told("m/p/src/deep", 240, &[&[("+", "s1")][..], &of_dir].concat());
+    assert_eq!(log(&b, "m/p/other").len(), 240);
+    b.fails(&["log", "m/p/none"], 1, "is not there");
+    // Deleting one in between changes what the others are compared with.
+    b.ok(&["snapshot", "delete", "m/p", "s50", "s100..s160"]);
+    let of_file = [("+", "s1"), ("M", "s51"), ("-", "s161"), ("+", "s170")];
+    told("m/p/src/deep/f", 240, &of_file);
+    // Another directory's snapshots in between.
+    b.ok(&["snapshot", "create", "m/p/src", "inner"]);
+    b.sh("echo three > m/p/src/deep/f");
+    b.ok(&["snapshot", "create", "m/p", "last"]);
+    told("m/p/src/deep/f", 300, &[&of_file[..], &[("M", "last")]].concat());
+    // Files with several names are looked at one by one.
+    b.sh("ln m/p/src/deep/f m/p/src/name; echo four > m/p/src/name");
+    b.ok(&["snapshot", "create", "m/p", "linked"]);
+    b.sh("chmod 640 m/p/src/name");
+    b.ok(&["snapshot", "create", "m/p", "linked2"]);
+    let lines = log(&b, "m/p/src/deep/f");
+    assert_eq!(lines[lines.len() - 2..], pairs(&[("M", "linked"), ("M", "linked2")]));
+    assert_eq!(log(&b, "m/p/src/deep").last().unwrap().1, "linked2");
+}

@@ -26,6 +26,7 @@ use crate::{
     volume::Fs,
 };
 
+pub(crate) mod alike;
 pub(crate) mod automatic;
 mod below;
 mod gone;

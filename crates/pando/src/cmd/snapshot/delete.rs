@@ -260,12 +260,15 @@ pub fn make_room(dir: &Path, percent: u8) -> Result<()> {
         if !is_short(before) {
             return unprinted.map_or(Ok(()), Err);
         }
-        if let Err(e) = delete(dir, &[], &[info], DeleteMode { by_rule: true, ..DeleteMode::default() }) {
-            // It may be deleted, and only not printed, because the disk is full.
-            if snapshots(dir)?.iter().any(|left| left.number == info.number) {
-                return Err(e);
-            }
-            unprinted = unprinted.or(Some(e));
+        let deleted = delete(dir, &[], &[info], DeleteMode { by_rule: true, ..DeleteMode::default() });
+        let is_left = snapshots(dir)?.iter().any(|left| left.number == info.number);
+        match deleted {
+            Err(e) if is_left => return Err(e),
+            // It is deleted, and only not printed, because the disk is full.
+            Err(e) => unprinted = unprinted.or(Some(e)),
+            // It is mounted, and gives nothing back.
+            Ok(()) if is_left => continue,
+            Ok(()) => {}
         }
         // What it alone had is given back behind.
         let begun = std::time::Instant::now();

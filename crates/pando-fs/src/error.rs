@@ -82,6 +82,14 @@ pub enum Error {
     /// Something else is mounted on what would be taken away (EBUSY).
     #[error("{0}: something is mounted on it; unmount it first (findmnt shows what is mounted where)")]
     MountPoint(String),
+    /// A snapshot that is to be deleted is mounted somewhere (EBUSY).
+    #[error("{name}: is mounted on {dir}; unmount it first (pando umount {dir})")]
+    Shown {
+        /// The snapshot.
+        name: String,
+        /// Where it is mounted.
+        dir: String,
+    },
     /// The file system has as many policies for snapshots as it can have (EFBIG).
     #[error("a file system has at most {0} policies for snapshots; take one back first")]
     TooManyPolicies(usize),
@@ -180,7 +188,7 @@ impl Error {
             Error::MergeTooLarge { .. } | Error::PlanTooLarge(_) => Errno::FBIG,
             Error::TooManyOwnPolicies(_) => Errno::FBIG,
             Error::Interrupted(_) | Error::Engine(E::Interrupted) => Errno::INTR,
-            Error::MergeDisturbed(_) | Error::MountPoint(_) => Errno::BUSY,
+            Error::MergeDisturbed(_) | Error::MountPoint(_) | Error::Shown { .. } => Errno::BUSY,
             Error::ReadOnly | Error::InSnapshot(_) | Error::Engine(E::ReadOnly) => Errno::ROFS,
             Error::Unsupported(_) => Errno::OPNOTSUPP,
             Error::NothingBehind(_) => Errno::NXIO,

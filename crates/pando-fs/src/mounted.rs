@@ -1,11 +1,13 @@
-//! Entries on which another file system is mounted, and which therefore must not be moved or removed.
+//! Entries on which another file system is mounted, and which therefore must not be moved or removed; and snapshots
+//! that are mounted elsewhere, which must not be deleted.
 //!
 //! Only the kernel knows what is mounted on a directory, and it refuses to remove or rename that directory. A change
 //! of a whole tree removes or moves many entries without the kernel, which would unmount what is mounted on them. So
 //! before such a change a thread names the entries on which something is mounted ([`Fs::mounted_on`]). Guarantee:
 //! until it takes this back, no call of the thread moves or removes such an entry, alone or with a tree around it;
 //! those calls fail (EBUSY). Calls of other threads are not affected, because mounts depend on the namespace of the
-//! caller.
+//! caller. A snapshot that a mount shows may be renamed, and its directory rolled back or removed, because the mount
+//! goes on showing it; only its deletion fails.
 
 use std::{
     ffi::OsStr,
@@ -15,10 +17,10 @@ use std::{
 };
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, show},
     family::SNAPSHOTS,
     inode::{InodeRef, Link},
-    mount_points::MountPoint,
+    mount_points::{MountPoint, SnapshotMount},
     path,
     types::{Ino, ROOT},
     volume::Fs,
@@ -27,7 +29,8 @@ use crate::{
 /// What was said to be mounted on, until it is dropped.
 pub struct MountedOn<'a> {
     fs: &'a Fs,
-    id: u64,
+    /// The number of the note; `None` if there was nothing to note.
+    id: Option<u64>,
     /// Directories that stay in memory meanwhile.
     dirs: Vec<Ino>,
     /// Not to be sent to another thread: the list belongs to the one that made it.
@@ -36,9 +39,7 @@ pub struct MountedOn<'a> {
 
 impl Drop for MountedOn<'_> {
     fn drop(&mut self) {
-        if !self.dirs.is_empty() {
-            self.fs.mount_points.take_back(self.id);
-        }
+        self.id.into_iter().for_each(|id| self.fs.mount_points.take_back(id));
         self.dirs.iter().for_each(|dir| self.fs.forget(*dir, 1));
     }
 }
@@ -48,13 +49,23 @@ impl Fs {
     /// result is dropped, no call of this thread moves or removes one of them, alone or with a tree around it
     /// (EBUSY), by removal, replacement, rollback, merge, or the removal of a snapshot. Paths without an entry are
     /// ignored. One point query of the engine for each name that is not in memory.
-    pub fn mounted_on(&self, paths: &[PathBuf]) -> MountedOn<'_> {
-        let mut mounted = MountedOn { fs: self, id: 0, dirs: Vec::new(), _here: PhantomData };
+    ///
+    /// Meanwhile no call of this thread deletes a snapshot that is in `views` (EBUSY).
+    pub fn mounted_on(&self, paths: &[PathBuf], views: Vec<SnapshotMount>) -> MountedOn<'_> {
+        let mut mounted = MountedOn { fs: self, id: None, dirs: Vec::new(), _here: PhantomData };
         let points: Vec<_> = paths.iter().flat_map(|path| self.points_of(path, &mut mounted.dirs)).collect();
-        if !mounted.dirs.is_empty() {
-            mounted.id = self.mount_points.note(points);
+        if !points.is_empty() || !views.is_empty() {
+            mounted.id = Some(self.mount_points.note(points, views));
         }
         mounted
+    }
+
+    /// EBUSY if a mount shows the snapshot `name` with this root.
+    pub(crate) fn may_delete(&self, name: &OsStr, root: Ino) -> Result<()> {
+        match self.mount_points.view_of(root) {
+            Some(view) => Err(Error::Shown { name: show(name), dir: view.dir.display().to_string() }),
+            None => Ok(()),
+        }
     }
 
     fn points_of(&self, path: &Path, dirs: &mut Vec<Ino>) -> Vec<MountPoint> {

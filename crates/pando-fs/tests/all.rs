@@ -4,6 +4,7 @@
 // Files that `large_merges` runs again bring a copy of what all share.
 #![allow(clippy::duplicate_mod)]
 
+mod alike;
 mod allocate;
 mod attrs;
 mod cached_paths;

@@ -18,7 +18,7 @@ fn snapshot(w: &World, path: &str, name: &str) -> u32 {
 }
 
 fn mounted<'a>(w: &'a World, paths: &[&str]) -> MountedOn<'a> {
-    w.fs.mounted_on(&paths.iter().map(PathBuf::from).collect::<Vec<_>>())
+    w.fs.mounted_on(&paths.iter().map(PathBuf::from).collect::<Vec<_>>(), Vec::new())
 }
 
 /// The call is refused, names the place, and does nothing; what is beside stays free.

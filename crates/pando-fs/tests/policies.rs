@@ -487,3 +487,42 @@ fn directories_that_find_too_little_free_delete_one_snapshot_and_wait_for_its_sp
     assert_eq!(deleted, 1);
     check_keys(&w);
 }
+
+/// The oldest was mounted, and each look tried to delete that one only.
+#[test]
+fn while_the_oldest_is_mounted_others_go_where_too_little_is_free() {
+    let w = World::new();
+    w.mkdir("/d");
+    set(&w, "/d", Some(StoredPolicy { min_free_percent: 50, ..every(10) })).unwrap();
+    let begin = 40_000 * DAY;
+    let mut content = vec![0; 4 << 20];
+    let mut views = Vec::new();
+    let mut deleted = 0;
+    for round in 0..24 {
+        fill(&mut content, round);
+        w.put("/d/f", &content);
+        w.fs.sync().unwrap();
+        let mounted = w.fs.mounted_on(&[], views.clone());
+        deleted += carry_out(&w, begin + 10 * round as i64, false)[0].deleted.len();
+        drop(mounted);
+        w.fs.db().settle().unwrap();
+        if round == 0 {
+            let name = snapshots(&w, "/d")[0].name.clone().into_string().unwrap();
+            let root = w.attr(&format!("/d/.snapshots/{name}")).ino;
+            views.push(SnapshotMount { root, dir: "/mnt/first".into() });
+            // The kernel knows what is mounted.
+            w.fs.lookup(ROOT, "d".as_ref()).unwrap();
+            let family = w.on("/d", |a| w.fs.lookup(a.ino, ".snapshots".as_ref())).unwrap().ino;
+            assert_eq!(w.fs.lookup(family, name.as_ref()).unwrap().ino, root);
+        }
+    }
+    let left = snapshots(&w, "/d");
+    assert_eq!(left[0].created.secs, begin, "the first one is deleted");
+    assert!(deleted > 8 && left.len() + deleted == 24, "{deleted} were deleted, {} are left", left.len());
+    let by = Authority::Caller(&w.me);
+    let mounted = w.fs.mounted_on(&[], views);
+    let refused = w.on("/d", |a| w.fs.delete_snapshot(by, a.ino, left[0].number)).unwrap_err();
+    assert_eq!((refused.errno(), refused.to_string().contains("/mnt/first")), (16, true), "{refused}");
+    drop(mounted);
+    w.on("/d", |a| w.fs.delete_snapshot(by, a.ino, left[0].number)).unwrap();
+}

@@ -503,7 +503,12 @@ fn blocks_in_another_order_are_refused() {
             let bytes = [&stream[..head], &blocks.concat()].concat();
             fresh(&b, false);
             let done = receive(&b, "/x", &bytes);
-            assert!(matches!(done, Err(StreamError::Damaged { .. })), "{i} {x} {y}: {done:?}");
+            // What follows the end of a stream follows it however often it comes.
+            let as_it_is = match i % 5 {
+                4 => matches!(done, Err(StreamError::Senseless { .. })),
+                _ => matches!(done, Err(StreamError::Damaged { .. })),
+            };
+            assert!(as_it_is, "{i} {x} {y}: {done:?}");
         }
     });
 }

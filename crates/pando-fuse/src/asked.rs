@@ -7,12 +7,17 @@
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
 };
 
 use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, PolicyInfo, SnapshotId, SnapshotInfo, StoredPolicy, Time};
 
 /// Longest name of an entry or a snapshot, bytes.
 pub const MAX_NAME_BYTES: usize = pando_fs::MAX_NAME;
+/// Longest text of a range of numbers, bytes.
+const MAX_RANGE_BYTES: usize = 22;
+/// Most numbers that an answer tells, a count.
+const MAX_TOLD_NUMBERS: u64 = 1 << 20;
 /// Longest text of an answer, bytes: what a control answer has room for.
 pub(crate) const MAX_TEXT_BYTES: usize = 1900;
 
@@ -47,6 +52,9 @@ pub enum Asked {
     Unstored,
     /// Give it this policy, or take the one that it has.
     SetPolicy(Option<StoredPolicy>),
+    /// Tell in which snapshots, from this number on, this path in the directory leads to the same as in the one before.
+    /// The value of the answer is the number to go on with, 0 at the end.
+    Alike(u32, PathBuf),
 }
 
 impl Asked {
@@ -67,6 +75,7 @@ impl Asked {
             Asked::DeleteGone(number) => (11, *number, false, &empty),
             Asked::Together(_, gone) => (12, 0, *gone, &empty),
             Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
+            Asked::Alike(from, _) => (13, *from, false, &empty),
         };
         let name = match self {
             Asked::Rename(_, name) => name.as_bytes(),
@@ -91,6 +100,11 @@ impl Asked {
         }
         if let Asked::SetPolicy(Some(policy)) = self {
             out.extend_from_slice(&policy.encode(0));
+        }
+        if let Asked::Alike(_, path) = self {
+            let path = path.as_os_str().as_bytes();
+            out.extend_from_slice(&(path.len() as u32).to_le_bytes());
+            out.extend_from_slice(path);
         }
         match &new.received {
             None => out.push(0),
@@ -128,6 +142,13 @@ impl Asked {
         let policy = match (op, flag) {
             (8, 1) => Some(StoredPolicy::decode(take(StoredPolicy::BYTES)?).ok()?.1),
             _ => None,
+        };
+        let path = match op {
+            13 => {
+                let len = u32::from_le_bytes(take(4)?.try_into().ok()?);
+                take(usize::try_from(len).ok()?)?.to_vec()
+            }
+            _ => Vec::new(),
         };
         let received = match take(1)? {
             [0] => None,
@@ -167,6 +188,7 @@ impl Asked {
             9 => Asked::Adopt(number, token),
             10 => Asked::Unstored,
             11 => Asked::DeleteGone(number),
+            13 => Asked::Alike(number, OsString::from_vec(path).into()),
             12 => Asked::Together(read_ranges(&String::from_utf8(note).ok()?)?, flag),
             _ => return None,
         })
@@ -181,6 +203,34 @@ fn ranges_text(ranges: &[(u32, u32)]) -> String {
 /// Whether so many ranges fit into a question.
 pub(crate) fn ranges_fit(ranges: &[(u32, u32)]) -> bool {
     ranges_text(ranges).len() <= MAX_SNAPSHOT_NOTE
+}
+
+/// Numbers, which ascend, as text of ranges; not more of them than fit into an answer. Also the last one of these if
+/// some are left.
+pub(crate) fn numbers_text(numbers: &[u32]) -> (String, Option<u32>) {
+    let mut text = String::new();
+    let mut rest = numbers;
+    while let Some((&first, mut tail)) = rest.split_first() {
+        let mut last = first;
+        while let Some((&next, after)) = tail.split_first()
+            && Some(next) == last.checked_add(1)
+        {
+            (last, tail) = (next, after);
+        }
+        text += &ranges_text(&[(first, last)]);
+        rest = tail;
+        if text.len() + MAX_RANGE_BYTES > MAX_TEXT_BYTES && !rest.is_empty() {
+            return (text, Some(last));
+        }
+    }
+    (text, None)
+}
+
+/// The reverse; `None` if it makes no sense.
+pub(crate) fn read_numbers(text: &str) -> Option<Vec<u32>> {
+    let ranges = read_ranges(text)?;
+    let count: u64 = ranges.iter().map(|(first, last)| u64::from(last.saturating_sub(*first))).sum();
+    (count <= MAX_TOLD_NUMBERS).then(|| ranges.into_iter().flat_map(|(first, last)| first..=last).collect())
 }
 
 fn read_ranges(text: &str) -> Option<Vec<(u32, u32)>> {
@@ -363,6 +413,8 @@ mod tests {
             Asked::Together(Vec::new(), false),
             Asked::SetPolicy(None),
             Asked::SetPolicy(Some(policy)),
+            Asked::Alike(7, "a/b".into()),
+            Asked::Alike(0, PathBuf::new()),
         ] {
             let mut bytes = asked.encode();
             assert_eq!(Asked::decode(&bytes), Some(asked.clone()));
@@ -409,5 +461,19 @@ mod tests {
         for bad in ["1\t2", "x\t1\t1\t1\t1\t1\ta\tb\tc\t", "1\t1\t1\t1\t1\t1\t%4\tb\tc\t"] {
             assert_eq!(read_lines(bad), None, "{bad:?}");
         }
+    }
+
+    #[test]
+    fn numbers_are_told_as_ranges_and_what_does_not_fit_is_for_the_next_question() {
+        let all = [3, 4, 5, 9, 11, 12, u32::MAX];
+        let (text, left) = numbers_text(&all);
+        assert_eq!((&text[..], left), ("3-5 9-9 11-12 4294967295-4294967295 ", None));
+        assert_eq!(read_numbers(&text).as_deref(), Some(&all[..]));
+        assert_eq!(numbers_text(&[]), (String::new(), None));
+        let odd: Vec<u32> = (0..4000).map(|n| 4_000_000_000 + 2 * n).collect();
+        let (text, left) = numbers_text(&odd);
+        assert!(text.len() <= MAX_TEXT_BYTES && text.len() > MAX_TEXT_BYTES / 2);
+        assert_eq!(read_numbers(&text).unwrap().last().copied(), left);
+        assert_eq!(read_numbers("0-4294967295"), None);
     }
 }

@@ -199,6 +199,14 @@ pub(crate) fn usage_together(file: impl AsFd, token: Token, asked: Asked) -> Res
     control::decode_usage(&answer.message).ok_or(ControlError::NotPando)
 }
 
+/// The snapshots of the source of the token in which a path leads to the same as in the one before, from a number on,
+/// and where to go on.
+pub(crate) fn alike(file: impl AsFd, token: Token, asked: Asked) -> Result<(Vec<u32>, u64), ControlError> {
+    let answer = ask(file.as_fd(), &ControlRequest::Snapshot { token, asked })?;
+    let numbers = crate::asked::read_numbers(&answer.message).ok_or(ControlError::NotPando)?;
+    Ok((numbers, answer.value))
+}
+
 /// The policy for snapshots of the source of the token, if it has one.
 pub(crate) fn policy(
     file: impl AsFd,

@@ -39,6 +39,7 @@ use crate::{
     refused::Refused,
     times::{TimeChange, Times},
     transport::{Behind, Context, Errno, Notify, Outcome},
+    views::Views,
 };
 
 /// How long written files are collected before the kernel is told to ask for their blocks again.
@@ -96,6 +97,8 @@ pub(crate) struct MountState {
     pub(crate) bare: Mutex<HashSet<u64>>,
     /// Length of `bare`, so that a FORGET of another inode takes no lock.
     bare_len: AtomicUsize,
+    /// Mounts that show snapshots.
+    pub(crate) views: Views,
     /// The device number of the mount, `major:minor`, if it could be found out.
     pub(crate) device: OnceLock<String>,
     /// User who may grow the file system besides root: the one who mounted it.
@@ -140,6 +143,7 @@ impl MountState {
             written: Mutex::default(),
             bare: Mutex::default(),
             bare_len: AtomicUsize::new(0),
+            views: Views::default(),
             device: OnceLock::new(),
             owner: rustix::process::geteuid().as_raw(),
         }
@@ -361,14 +365,15 @@ impl MountState {
 
     /// Keeps the entries in place on which something is mounted, in the namespace of this process or of the process
     /// `pid`, for calls of this thread, as long as the result lives: the kernel unmounts what is mounted on an entry
-    /// that it is told to forget. Reads `/proc`.
+    /// that it is told to forget. Keeps the snapshots that are mounted there from being deleted. Reads `/proc`.
     pub(crate) fn keep_mounted(&self, pid: u32) -> pando_fs::MountedOn<'_> {
-        let paths = self.device.get().map(|device| mountinfo::mounted_on(device, pid));
-        let paths = paths.unwrap_or_else(|| Ok(Vec::new())).unwrap_or_else(|e| {
+        let mounts = self.device.get().map(|device| mountinfo::mounts_of(device, pid));
+        let mounts = mounts.unwrap_or_else(|| Ok(Default::default())).unwrap_or_else(|e| {
             log::warn!("what is mounted in the file system: {e}");
-            Vec::new()
+            Default::default()
         });
-        self.fs.mounted_on(&paths)
+        let views = self.views.of(&self.fs, mounts.shown);
+        self.fs.mounted_on(&mounts.points, views)
     }
 
     /// Makes the kernel drop what a change by the server made stale. Only for workers.

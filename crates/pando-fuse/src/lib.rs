@@ -55,6 +55,7 @@ mod settings;
 mod times;
 pub mod tool;
 pub mod transport;
+mod views;
 mod writes;
 
 pub use attach::{How, remount, unmount};

@@ -83,6 +83,20 @@ pub fn around(path: &Path) -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
+/// A mount that shows the directory at `path`, or a part of it, elsewhere than where the file system that it lies in is
+/// mounted as a whole: a bind mount. It is known by the path, or, if that was changed, by the inode number.
+pub fn showing(path: &Path) -> io::Result<Option<PathBuf>> {
+    let path = path.canonicalize()?;
+    let Some(around) = containing(&path)? else { return Ok(None) };
+    let inside = around.root.join(path.strip_prefix(&around.dir).unwrap_or(Path::new("")));
+    let ino = fs::metadata(&path)?.ino();
+    let shows = |e: &Entry| {
+        let is_it = || fs::metadata(&e.dir).is_ok_and(|found| found.ino() == ino);
+        e.device == around.device && e.id != around.id && (e.root.starts_with(&inside) || is_it())
+    };
+    Ok(all()?.into_iter().find(shows).map(|e| e.dir))
+}
+
 /// Pando mounts of the image at `image` (absolute, without symlinks), bind mounts included. Only mounts by root, the
 /// caller or the owner of the image count.
 pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
@@ -101,10 +115,20 @@ pub fn is_read_only(device: &str) -> io::Result<bool> {
     Ok(all()?.into_iter().any(|e| e.device == device && e.read_only))
 }
 
-/// The paths, from the root of the file system with this device number (`major:minor`), on which something is mounted,
-/// for this process or the process `pid`.
-pub fn mounted_on(device: &str, pid: u32) -> io::Result<Vec<PathBuf>> {
-    let mut paths = mounted_in(&all()?, device);
+/// The mounts of one file system, and those in it.
+#[derive(Debug, Default)]
+pub struct MountsOf {
+    /// The paths, from the root of the file system, on which something is mounted.
+    pub points: Vec<PathBuf>,
+    /// The mounts that show it, or a part of it.
+    pub shown: Vec<Entry>,
+}
+
+/// What is mounted of, and in, the file system with this device number (`major:minor`), for this process or the
+/// process `pid`.
+pub fn mounts_of(device: &str, pid: u32) -> io::Result<MountsOf> {
+    let mut mounts = MountsOf::default();
+    mounts.add(all()?, device);
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let (own, its) = (namespace("self"), namespace(&pid.to_string()));
     // The process may be hidden from the caller, or have no number in this namespace.
@@ -112,11 +136,20 @@ pub fn mounted_on(device: &str, pid: u32) -> io::Result<Vec<PathBuf>> {
         && its != own
         && let Ok(text) = fs::read(format!("/proc/{pid}/mountinfo"))
     {
-        paths.extend(mounted_in(&parse(&text), device));
+        mounts.add(parse(&text), device);
     }
-    paths.sort_unstable();
-    paths.dedup();
-    Ok(paths)
+    mounts.points.sort_unstable();
+    mounts.points.dedup();
+    Ok(mounts)
+}
+
+impl MountsOf {
+    /// Adds those of a namespace, which has numbers of its own for them.
+    fn add(&mut self, mut all: Vec<Entry>, device: &str) {
+        self.points.extend(mounted_in(&all, device));
+        all.retain(|e| e.device == device);
+        self.shown.extend(all);
+    }
 }
 
 fn mounted_in(all: &[Entry], device: &str) -> Vec<PathBuf> {

@@ -24,6 +24,8 @@ use crate::{
     transport::{Context, Errno, Outcome},
 };
 
+mod alike;
+
 /// Most snapshots that are looked at for one answer, a count.
 const MAX_LISTED_SNAPSHOTS: usize = 64;
 
@@ -479,7 +481,12 @@ impl MountState {
         // This shows that the mount may be written to, and the directory by the caller. (A rollback shows a removal.)
         let reads = matches!(
             asked,
-            Asked::List(_) | Asked::Rollback(..) | Asked::Policy | Asked::Unstored | Asked::Together(..)
+            Asked::List(_)
+                | Asked::Rollback(..)
+                | Asked::Policy
+                | Asked::Unstored
+                | Asked::Together(..)
+                | Asked::Alike(..)
         );
         if !reads && !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("snapshots".into()).into());
@@ -539,6 +546,7 @@ impl MountState {
                 let usage = self.usage_together(c, shows, &ranges, gone)?;
                 answer.message = control::encode_usage(&(&usage).into());
             }
+            Asked::Alike(from, path) => return self.alike(c, shows, from, &path),
             Asked::DeleteGone(number) => {
                 self.has_it_whole(shows)?;
                 let mounted = self.keep_mounted(c.pid);

@@ -29,7 +29,7 @@ use crate::{
 
 mod differences;
 
-pub use differences::{Differences, diff, diff_fork, merge};
+pub use differences::{Differences, alike_snapshots, diff, diff_fork, merge};
 
 /// A name in a directory, whether there is anything or not.
 #[derive(Debug)]
@@ -378,7 +378,11 @@ impl Visible {
     /// The path of what lies at `inside` from the root of the file system; `None` if no mount point shows it.
     pub fn find(&self, inside: &OsStr) -> Option<PathBuf> {
         let inside = Path::new("/").join(inside);
-        self.0.iter().find_map(|mount| Some(mount.dir.join(inside.strip_prefix(&mount.root).ok()?)))
+        self.0.iter().find_map(|mount| match inside.strip_prefix(&mount.root).ok()? {
+            // A path that is joined with nothing would end in a slash.
+            rest if rest.as_os_str().is_empty() => Some(mount.dir.clone()),
+            rest => Some(mount.dir.join(rest)),
+        })
     }
 
     /// The same for people: `IMAGE:/PATH` if no mount point shows it.

@@ -80,12 +80,23 @@ pub fn report(error: &anyhow::Error) -> u8 {
 /// Calls `work` for each of the `items`. A failure is printed, and the work continues with the next item, as in
 /// coreutils. If the last item fails, its error is returned; otherwise the code of the last failure, if there was
 /// any.
-pub fn each<T>(items: &[T], mut work: impl FnMut(&T) -> Result<()>) -> Result<()> {
+pub fn each<T>(items: &[T], work: impl FnMut(&T) -> Result<()>) -> Result<()> {
+    each_unless(items, |_| false, work)
+}
+
+/// [`each()`], but a failure that `ends` it is returned at once.
+pub fn each_unless<T>(
+    items: &[T],
+    ends: impl Fn(&anyhow::Error) -> bool,
+    mut work: impl FnMut(&T) -> Result<()>,
+) -> Result<()> {
     let Some((last, rest)) = items.split_last() else { return Ok(()) };
     let mut failed = None;
     for item in rest {
-        if let Err(error) = work(item) {
-            failed = Some(report(&error));
+        match work(item) {
+            Err(error) if ends(&error) => return Err(error),
+            Err(error) => failed = Some(report(&error)),
+            Ok(()) => {}
         }
     }
     work(last)?;

@@ -75,6 +75,7 @@ fn looker() {
         "change" => change(path, Path::new("m/rw")),
         "quota" => quota(path, Path::new("m/rw")),
         "snapshots" => return others_snapshots(path, Path::new("m/rw")),
+        "alike" => tool::alike_snapshots(path, Path::new("in/f")).map(|found| format!("{found:?}")),
         "compare" => compare(path, Path::new("m/other")),
         "merge" => merge(Path::new("m/fork"), path, Path::new("m/rw")),
         other => panic!("no {other}"),
@@ -278,6 +279,25 @@ fn what_lies_in_a_directory_that_may_not_be_entered_is_not_told() {
         assert!(said.contains("M\tf"), "{said}");
     }
     fine(&b, 0, "./pando diff m/closed m/open; ./pando du m/closed");
+}
+
+/// In which snapshots something is the same tells that it is there, and when it changed.
+#[test]
+fn in_which_snapshots_a_file_is_the_same_is_told_to_those_who_may_walk_to_it() {
+    let Some(b) = Bench::shared("looker") else { return };
+    b.sh("mkdir -p m/d/in; echo 1 > m/d/in/f; chmod 744 m/d");
+    (0..4).for_each(|i| drop(b.ok(&["snapshot", "create", "m/d", &format!("s{i}")])));
+    let (done, said) = look(&b, BOB, "alike", "m/d");
+    assert!(!done && said.contains("permission denied"), "{said}");
+    // Now he may enter it, but not what it was in the snapshots.
+    b.sh("chmod 755 m/d");
+    assert_eq!(look(&b, BOB, "alike", "m/d"), (true, "[]".into()));
+    (4..7).for_each(|i| drop(b.ok(&["snapshot", "create", "m/d", &format!("s{i}")])));
+    assert_eq!(look(&b, BOB, "alike", "m/d"), (true, "[6, 7]".into()));
+    b.sh("chmod 711 m/d/in");
+    (7..10).for_each(|i| drop(b.ok(&["snapshot", "create", "m/d", &format!("s{i}")])));
+    assert_eq!(look(&b, BOB, "alike", "m/d"), (true, "[6, 7]".into()));
+    assert_eq!(look(&b, 0, "alike", "m/d"), (true, "[2, 3, 4, 6, 7, 9, 10]".into()));
 }
 
 #[test]

@@ -94,7 +94,7 @@ fn an_fsync_makes_a_snapshot_that_has_what_was_synced() {
     let json = b.json(&["snapshot", "policy", "--json", "m/d"]);
     assert_eq!(
         (json["policy"]["on_fsync_seconds"].as_u64(), json["policy"]["path"].as_str()),
-        (Some(1), Some("m/d"))
+        (Some(1), b.path("m/d").to_str())
     );
     let sync = |path: &str, text: &str| {
         let mut file = fs::File::options().write(true).truncate(true).open(b.path(path)).unwrap();
@@ -193,4 +193,19 @@ fn room_is_made_and_nonsense_is_refused() {
     let left = snapshots(&b, "m/d");
     assert!(left.iter().all(|s| s["name"] == "s2"), "{left:?}");
     b.ok(&["snapshot", "prune", "m/d", "--min-free", "1"]);
+}
+
+/// It was the path as it was typed, with `..` and links, where a list of policies has that from the root.
+#[test]
+fn a_policy_names_its_directory_as_a_list_of_policies_does() {
+    let b = mounted!();
+    b.sh("mkdir -p m/d; ln -s m/d link");
+    b.ok(&["snapshot", "policy", "m/d", "--every", "1h", "--keep-last", "2"]);
+    let path = b.path("m/d").display().to_string();
+    for typed in ["m/d", "m/../m/d/", "link"] {
+        assert_eq!(b.json(&["snapshot", "policy", "--json", typed])["policy"]["path"], path);
+    }
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(b.json(&["snapshot", "policies", "--json", "m"])["policies"][0]["path"], path);
+    }
 }

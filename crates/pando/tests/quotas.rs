@@ -148,3 +148,16 @@ fn copies_say_what_did_not_fit() {
     b.umount();
     b.ok(&["check", "a.img"]);
 }
+
+/// It ended in a slash, as that of no other directory did.
+#[test]
+fn the_quota_of_the_root_is_listed_under_the_path_of_its_mount() {
+    let b = mounted!();
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    b.ok(&["quota", "set", "m", "100M"]);
+    let path = b.path("m").display().to_string();
+    assert_eq!(b.ok(&["quota", "list", "-H", "m"]).split('\t').next().unwrap(), path);
+    assert_eq!(b.json(&["quota", "list", "--json", "m"])["quotas"][0]["path"], path);
+}

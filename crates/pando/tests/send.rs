@@ -130,6 +130,8 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     let middle = bad.len() / 2;
     bad[middle] ^= 4;
     refused(&b, &["m/in", "q"], &bad, "the stream is damaged at byte");
+    // What came right before is kept for one that is whole.
+    b.ok(&["receive", "--abort", &token_of(&b, &["m/in", "q"], &bad), "m/in", "q"]);
     let twice = [bytes("two.s"), bytes("two.s")].concat();
     refused(&b, &["m/in", "q"], &twice, "something follows its end");
     assert_eq!(b.sh("ls -A m/in").trim(), "q");

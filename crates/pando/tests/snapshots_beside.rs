@@ -280,3 +280,65 @@ fn what_cannot_be_done_says_what_to_do_instead() {
     let shown = b.ok(&["diff", "-u", "m/u/.snapshots/s", "m/u"]);
     assert_eq!(shown, "rename from f\nrename to \"r\\nn\"\n");
 }
+
+/// The last field was missing to `read` of the shell, which takes tabs together.
+#[test]
+fn a_note_that_is_not_there_is_a_field_all_the_same() {
+    let b = mounted!();
+    b.sh("mkdir m/d");
+    b.ok(&["snapshot", "create", "m/d", "a"]);
+    b.ok(&["snapshot", "create", "m/d", "b", "--note", "some words"]);
+    let list = b.ok(&["snapshot", "list", "-H", "m/d"]);
+    let notes: Vec<&str> = list.lines().map(|line| line.rsplit('\t').next().unwrap()).collect();
+    assert_eq!(notes, ["-", "some words"]);
+    let notes = b.json(&["snapshot", "list", "--json", "m/d"]);
+    assert!(notes["snapshots"].as_array().unwrap().iter().all(|one| one["note"] != "-"));
+    if rustix::process::geteuid().is_root() {
+        b.sh("rmdir m/d");
+        let list = b.ok(&["snapshot", "orphans", "-H", "m"]);
+        let notes: Vec<&str> = list.lines().map(|line| line.split('\t').nth(5).unwrap()).collect();
+        assert_eq!(notes, ["-", "some words"]);
+    }
+}
+
+/// What all together would give back was in no JSON.
+#[test]
+fn a_dry_run_is_told_to_programs() {
+    let b = mounted!();
+    b.sh("mkdir m/d; head -c 4M /dev/urandom > m/d/f");
+    make(&b, "m/d", &["n1", "n2", "n3"]);
+    b.sh("rm m/d/f");
+    make(&b, "m/d", &["n4"]);
+    b.ok(&["snapshot", "keep", "m/d", "n4"]);
+    b.ok(&["sync", "m"]);
+    let told = b.json(&["snapshot", "delete", "-n", "--json", "m/d", "1.."]);
+    assert_eq!(told["version"], 1);
+    let together = told["together"].as_u64().unwrap();
+    assert!((4 << 20..6 << 20).contains(&together), "{together}");
+    let lines = told["snapshots"].as_array().unwrap();
+    let of = |line: &serde_json::Value| (line["name"].clone(), line["action"].clone(), line["why"].clone());
+    let words: Vec<_> = lines.iter().map(of).collect();
+    let deleted = |name: &str| (name.into(), "delete".into(), serde_json::Value::Null);
+    assert_eq!(words[..3], [deleted("n1"), deleted("n2"), deleted("n3")]);
+    assert_eq!(words[3], ("n4".into(), "leave".into(), "kept".into()));
+    assert!(lines[0]["alone"].as_u64().unwrap() < 1 << 20 && lines[0]["number"] == 1, "{told}");
+    assert!(lines[3]["alone"].is_null());
+    // Of one alone it is what it alone takes.
+    let one = b.json(&["snapshot", "delete", "-n", "--json", "m/d", "n1"]);
+    assert_eq!(one["together"], one["snapshots"][0]["alone"]);
+    let none = b.json(&["snapshot", "prune", "-n", "--json", "m/d", "--keep-last", "9"]);
+    assert_eq!((&none["together"], none["snapshots"].as_array().unwrap().len()), (&0.into(), 0));
+    let pruned = b.json(&["snapshot", "prune", "-n", "--json", "m/d", "--keep-last", "1"]);
+    assert_eq!(pruned["snapshots"].as_array().unwrap().len(), 3);
+    assert_eq!(names(&b, "m/d").len(), 4);
+    b.fails(&["snapshot", "delete", "--json", "m/d", "1.."], 2, "--dry-run");
+    b.fails(&["snapshot", "prune", "--json", "m/d", "--keep-last", "1"], 2, "--dry-run");
+    if rustix::process::geteuid().is_root() {
+        b.sh("rm -r m/d");
+        b.ok(&["sync", "m"]);
+        let told = b.json(&["snapshot", "orphans", "--delete", "-n", "--json", "m"]);
+        assert_eq!(told["snapshots"].as_array().unwrap().len(), 4);
+        assert!(told["together"].as_u64().unwrap() > 4 << 20, "{told}");
+        b.fails(&["snapshot", "orphans", "--delete", "--json", "m"], 2, "--dry-run");
+    }
+}

@@ -137,3 +137,124 @@ fn a_version_is_mounted_alone_beside_its_image_and_without() {
     b.fails(&["mount", "-o", "snapshot=a/b", image, "v"], 2, "NAME or DIR@NAME");
     b.fails(&["mount", "-f", "-o", "snapshot=all", image, "v"], 2, "--foreground");
 }
+
+/// `DIR@NAME` was no such file, although send, restore-file and mount take it.
+#[test]
+fn trees_and_files_in_snapshots_are_named_as_with_other_commands() {
+    let b = mounted!();
+    b.sh("mkdir -p m/p/src; echo one > m/p/src/f; echo same > m/p/src/g; echo out > m/file");
+    b.ok(&["snapshot", "create", "m/p", "s1"]);
+    b.sh("echo two > m/p/src/f");
+    b.ok(&["snapshot", "create", "m/p", "m@x"]);
+    b.sh("echo more > m/p/src/new");
+    let diff = |args: &[&str]| {
+        let said = b.ok(&[&["diff", "--name-only"][..], args].concat());
+        let mut lines: Vec<&str> = said.lines().filter(|line| *line != "src").collect();
+        lines.sort_unstable();
+        lines.join(" ")
+    };
+    assert_eq!(diff(&["m/p@s1", "m/p"]), "src/f src/new");
+    assert_eq!(diff(&["m/p@1", "m/p@m@x"]), "src/f");
+    // The same directory again, a part of both, and one file.
+    assert_eq!(diff(&["m/p@s1", "@m@x"]), "src/f");
+    assert_eq!(diff(&["m/p@s1", "@2", "src"]), "f");
+    assert_eq!(diff(&["m/p/src@s1", "m/p/src"]), ". f new");
+    assert_eq!(diff(&["m/p/src/f@s1", "m/p/src/f"]), ".");
+    assert_eq!(diff(&["m/p/src/g@s1", "@m@x"]), "");
+    let lines = b.ok(&["diff", "-u", "m/p@s1", "@2"]);
+    assert!(lines.contains("-one\n+two\n") && lines.contains("m/p/.snapshots/s1/src/f"), "{lines}");
+    // What is there is meant itself.
+    b.sh("cp -a m/p m/p@s1; echo its own > m/p@s1/src/f");
+    assert_eq!(diff(&["m/p@s1", "m/p"]), "src/f");
+    b.sh("rm -r m/p@s1");
+    // Others that take a tree.
+    b.ok(&["clone", "m/p@s1", "m/copy"]);
+    b.ok(&["clone", "m/p/src/f@s1", "m/f"]);
+    assert_eq!(b.sh("cat m/copy/src/f m/f"), "one\none\n");
+    assert!(b.ok(&["du", "-H", "m/p@s1"]).contains("/p/.snapshots/s1"));
+    b.fails(&["fork", "m/p@s1", "m/fork"], 1, "make a clone of the snapshot, and fork that");
+    b.fails(&["diff", "m/p@none", "m/p"], 1, "no snapshot of a directory above m/p is named so");
+    b.fails(&["diff", "@s1", "m/p"], 1, "@s1 and m/p: No such file");
+    b.fails(&["diff", "m/p/none@s1", "m/p"], 1, "is not in snapshot s1");
+    b.fails(&["diff", "m/p", "m/nothing"], 1, "m/nothing");
+    assert!(b.ok(&["diff", "--help"]).contains("pando diff -u /mnt/grove/project@before /mnt/grove/project"));
+    // In an image.
+    b.umount();
+    assert_eq!(diff(&["a.img:/p@s1", "a.img:/p"]), "src/f src/new");
+    assert_eq!(diff(&["a.img:/p@1", "a.img:/p@m@x"]), "src/f");
+    b.fails(&["diff", "a.img:/p@none", "a.img:/p"], 1, "p@none");
+}
+
+/// It said that a snapshot cannot replace something, and to remove it first, whatever was to be replaced.
+#[test]
+fn a_whole_snapshot_that_is_to_replace_a_directory_is_told_how() {
+    let b = mounted!();
+    b.sh("mkdir m/p m/other; echo one > m/p/f");
+    b.ok(&["snapshot", "create", "m/p", "s"]);
+    b.sh("echo two > m/p/f; echo mine > m/other/f");
+    for to in [&[][..], &["--to", "m/p"]] {
+        let args = [&["restore-file", "--replace", "m/p@s"][..], to].concat();
+        b.fails(&args, 1, "pando rollback m/p s");
+    }
+    assert_eq!(b.sh("cat m/p/f"), "two\n");
+    // Another directory is replaced, at once, and nothing is left of it.
+    b.ok(&["restore-file", "--replace", "m/p@s", "--to", "m/other"]);
+    assert_eq!(b.sh("cat m/other/f; ls -A m"), "one\nother\np\n");
+    b.ok(&["restore-file", "m/p@s", "--to", "m/new"]);
+    b.ok(&["restore-file", "--replace", "m/p@s", "--to", "m/newer"]);
+    b.ok(&["restore-file", "m/p@s", "--to", "m/new"]);
+    assert_eq!(b.sh("cat m/new/f m/newer/f m/new/p/f"), "one\none\none\n");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+/// Each snapshot took a dozen requests, whatever had changed.
+#[test]
+fn a_log_of_many_snapshots_takes_few_requests_for_those_that_changed_nothing() {
+    let b = mounted!();
+    b.sh("mkdir -p m/p/src/deep; echo one > m/p/src/deep/f; echo x > m/p/other; ln -s to m/p/link");
+    let pando = env!("CARGO_BIN_EXE_pando");
+    // Something changes before each, mostly elsewhere; the directories above change too.
+    b.sh(&format!(
+        "for i in $(seq 1 240); do
+            echo $i > m/p/other; echo $i > m/p/src/beside; ln -sf $i m/p/src/l$i
+            case $i in 50) echo two > m/p/src/deep/f;; 100) chmod 600 m/p/src/deep/f;; 150) rm m/p/src/deep/f;;
+                170) echo back > m/p/src/deep/f;; 200) touch m/p/src/deep/new;; esac
+            {pando} snapshot create m/p s$i
+        done > /dev/null"
+    ));
+    let requests = || -> u64 {
+        let stats = b.json(&["stats", "--json", "m"]);
+        stats["requests"].as_object().unwrap().values().map(|n| n.as_u64().unwrap()).sum()
+    };
+    let told = |path: &str, most: u64, expected: &[(&str, &str)]| {
+        let before = requests();
+        assert_eq!(log(&b, path), pairs(expected), "{path}");
+        let took = requests() - before;
+        assert!(took < most, "{path}: {took} requests");
+    };
+    let of_file = [("+", "s1"), ("M", "s50"), ("M", "s100"), ("-", "s150"), ("+", "s170")];
+    told("m/p/src/deep/f", 240, &of_file);
+    told("m/p/link", 150, &[("+", "s1")]);
+    let of_dir = ["s50", "s100", "s150", "s170", "s200"].map(|name| ("M", name));
+    told("m/p/src/deep", 240, &[&[("+", "s1")][..], &of_dir].concat());
+    assert_eq!(log(&b, "m/p/other").len(), 240);
+    b.fails(&["log", "m/p/none"], 1, "is not there");
+    // Deleting one in between changes what the others are compared with.
+    b.ok(&["snapshot", "delete", "m/p", "s50", "s100..s160"]);
+    let of_file = [("+", "s1"), ("M", "s51"), ("-", "s161"), ("+", "s170")];
+    told("m/p/src/deep/f", 240, &of_file);
+    // Another directory's snapshots in between.
+    b.ok(&["snapshot", "create", "m/p/src", "inner"]);
+    b.sh("echo three > m/p/src/deep/f");
+    b.ok(&["snapshot", "create", "m/p", "last"]);
+    told("m/p/src/deep/f", 300, &[&of_file[..], &[("M", "last")]].concat());
+    // Files with several names are looked at one by one.
+    b.sh("ln m/p/src/deep/f m/p/src/name; echo four > m/p/src/name");
+    b.ok(&["snapshot", "create", "m/p", "linked"]);
+    b.sh("chmod 640 m/p/src/name");
+    b.ok(&["snapshot", "create", "m/p", "linked2"]);
+    let lines = log(&b, "m/p/src/deep/f");
+    assert_eq!(lines[lines.len() - 2..], pairs(&[("M", "linked"), ("M", "linked2")]));
+    assert_eq!(log(&b, "m/p/src/deep").last().unwrap().1, "linked2");
+}

@@ -37,10 +37,12 @@ pub const FUSE: Layers = &[
     ("labels", &["transport"]),
     ("refused", &["ending", "transport"]),
     ("dirty_limit", &[]),
+    ("views", &["mountinfo"]),
     (
         "coherence",
         &[
             "mountinfo",
+            "views",
             "counters",
             "cache",
             "creators",
@@ -165,6 +167,6 @@ pub const PROGRAM: Layers = &[
         ],
     ),
     ("help", &[]),
-    ("helper", &["exit", "logging", "place", "image", "cmd"]),
+    ("helper", &["exit", "logging", "place", "image", "one_version", "cmd"]),
     ("main", &["exit", "guard", "cmd", "help", "helper"]),
 ];

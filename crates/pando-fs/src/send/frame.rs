@@ -307,7 +307,7 @@ impl<R: Read> BlockReader<R> {
             let mut more = [0];
             return match read_all(&mut self.input, &mut more)? {
                 false => Ok(None),
-                true => Err(StreamError::Damaged { at, block, what: "something follows its end".into() }),
+                true => Err(StreamError::Senseless { at, block, what: "something follows its end".into() }),
             };
         }
         let bad = |what: &str| StreamError::Damaged { at, block, what: what.into() };

@@ -41,9 +41,19 @@ pub enum StreamError {
         /// Block that is missing, counted from 0.
         block: u64,
     },
-    /// The bytes are not what a sender has written.
+    /// The bytes are not what a sender has written. What came before is right, and the rest can be requested again.
     #[error("the stream is damaged at byte {at} (block {block}): {what}")]
     Damaged {
+        /// Byte of the stream where the block begins.
+        at: u64,
+        /// The block, counted from 0.
+        block: u64,
+        /// What is wrong.
+        what: String,
+    },
+    /// What the stream says makes no sense, and every checksum is right: it would say the same again.
+    #[error("the stream is damaged at byte {at} (block {block}): {what}")]
+    Senseless {
         /// Byte of the stream where the block begins.
         at: u64,
         /// The block, counted from 0.
@@ -72,7 +82,7 @@ impl StreamError {
     pub fn can_resume(&self) -> bool {
         use io::ErrorKind as K;
         match self {
-            StreamError::Io(_) | StreamError::Cut { .. } => true,
+            StreamError::Io(_) | StreamError::Cut { .. } | StreamError::Damaged { .. } => true,
             // A full or broken file system may be well again; what a tree or its rights do not allow stays so.
             StreamError::Tree { error, .. } => {
                 error.raw_os_error() != Some(rustix::io::Errno::LOOP.raw_os_error())
@@ -93,7 +103,7 @@ impl StreamError {
                             | K::Unsupported
                     )
             }
-            StreamError::Damaged { .. } | StreamError::Format(_) | StreamError::Refused(_) => false,
+            StreamError::Senseless { .. } | StreamError::Format(_) | StreamError::Refused(_) => false,
         }
     }
 

@@ -78,7 +78,7 @@ impl<'a> Receiver<'a> {
 
     /// Does what a block says. `at` is where it stands, for messages: its number, and its first byte in the stream.
     pub fn block(&mut self, block: &[u8], at: Position, byte: u64) -> Result<BlockOutcome, StreamError> {
-        let bad = |what: &str| StreamError::Damaged { at: byte, block: at.block, what: what.into() };
+        let bad = |what: &str| StreamError::Senseless { at: byte, block: at.block, what: what.into() };
         let mut step = BlockOutcome::default();
         let mut rest = block;
         while !rest.is_empty() {

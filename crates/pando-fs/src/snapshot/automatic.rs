@@ -52,13 +52,8 @@ impl StoredPolicy {
         let (own, others): (Vec<_>, Vec<_>) = snapshots.iter().cloned().partition(|s| s.automatic);
         let mut gone = self.keep.expired(now, &own);
         gone.extend(SnapshotPolicy::default().expired(now, &others));
-        let mut left: Vec<&SnapshotInfo> =
-            own.iter().filter(|s| !s.keep && !gone.contains(&s.number)).collect();
-        left.sort_unstable_by_key(|s| (s.created, s.number));
-        if let [oldest, _, ..] = left[..]
-            && short
-        {
-            gone.push(oldest.number);
+        if short {
+            gone.extend(oldest(&own, &gone));
         }
         gone.sort_unstable();
         gone
@@ -87,6 +82,17 @@ impl StoredPolicy {
     pub fn is_short(&self, space: &StatFs) -> bool {
         let demanded = u128::from(space.blocks) * u128::from(self.min_free_percent);
         u128::from(space.bfree) * 100 < demanded
+    }
+}
+
+/// The oldest of the automatic snapshots that is neither kept nor `gone`, if it is not the newest of them as well.
+fn oldest(snapshots: &[SnapshotInfo], gone: &[u32]) -> Option<u32> {
+    let is_left = |s: &&SnapshotInfo| s.automatic && !s.keep && !gone.contains(&s.number);
+    let mut left: Vec<&SnapshotInfo> = snapshots.iter().filter(is_left).collect();
+    left.sort_unstable_by_key(|s| (s.created, s.number));
+    match left[..] {
+        [oldest, _, ..] => Some(oldest.number),
+        _ => None,
     }
 }
 
@@ -251,21 +257,43 @@ impl Fs {
             self.db.settle_until(|| self.ledger.is_stopped() || !is_short().unwrap_or(true))?;
             short = is_short()? && !self.ledger.is_stopped();
         }
-        let gone = policy.gone(now, snapshots, short);
+        let mut gone = policy.gone(now, snapshots, false);
+        let mut for_space = if short { oldest(snapshots, &gone) } else { None };
+        gone.extend(for_space);
+        loop {
+            let mounted = self.delete_these(by, (source, snapshots), &gone, work, after)?;
+            snapshots.retain(|s| !gone.contains(&s.number));
+            // One that is mounted stays, and gives no space back: the next one goes instead.
+            if for_space.is_none_or(|number| !mounted.contains(&number)) {
+                return Ok(());
+            }
+            for_space = oldest(snapshots, &[]);
+            gone = for_space.into_iter().collect();
+        }
+    }
+
+    /// Deletes those of the snapshots that are `gone`, and gives the numbers of those that are mounted, which stay.
+    fn delete_these(
+        &self,
+        by: Authority<'_>,
+        (source, snapshots): (Ino, &[SnapshotInfo]),
+        gone: &[u32],
+        work: &mut PolicyWork,
+        after: &mut dyn FnMut(&CloneReport),
+    ) -> Result<Vec<u32>> {
+        let mut mounted = Vec::new();
         for info in snapshots.iter().filter(|s| gone.contains(&s.number)) {
             match self.delete_snapshot(by, source, info.number) {
                 Ok(report) => {
                     after(&report);
                     work.deleted.push(info.name.clone());
                 }
-                // Somebody else was faster, or keeps it since, or has mounted something in it, or rolls back.
-                Err(
-                    Error::NotFound(_) | Error::NotPermitted { .. } | Error::MountPoint(_) | Error::Stale(_),
-                ) => {}
+                Err(Error::MountPoint(_) | Error::Shown { .. }) => mounted.push(info.number),
+                // Somebody else was faster, or keeps it since, or rolls back.
+                Err(Error::NotFound(_) | Error::NotPermitted { .. } | Error::Stale(_)) => {}
                 Err(e) => return Err(e),
             }
         }
-        snapshots.retain(|s| !gone.contains(&s.number));
-        Ok(())
+        Ok(mounted)
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     volume::Fs,
 };
 
+pub(crate) mod alike;
 pub(crate) mod automatic;
 mod below;
 mod gone;
@@ -381,8 +382,8 @@ impl Fs {
         }
     }
 
-    /// Deletes a snapshot. EPERM if it is kept. Calls on open files in it fail with ESTALE afterwards. Space that it
-    /// alone owned is freed in the background.
+    /// Deletes a snapshot. EPERM if it is kept, EBUSY if a mount shows it ([`Fs::mounted_on`]). Calls on open files in
+    /// it fail with ESTALE afterwards. Space that it alone owned is freed in the background.
     pub fn delete_snapshot(&self, by: Authority<'_>, source: Ino, number: u32) -> Result<CloneReport> {
         self.delete_snapshot_by(by.into(), source, number)
     }
@@ -415,6 +416,7 @@ impl Fs {
         }
         if let Some(root) = &root {
             self.may_leave(&family_dir, info.name.as_encoded_bytes(), root)?;
+            self.may_delete(&info.name, root.ino)?;
         }
         // No call is inside when it is removed.
         let _tree = root.as_ref().map(|root| lock::exclusive(&root.tree));

@@ -8,14 +8,15 @@ use std::{
 use anyhow::{Context, Result, bail};
 use pando_fuse::tool;
 
-use crate::{exit, offline, place};
+use crate::{cmd::past, exit, offline, place};
 
 /// Clone a file or directory tree of any size, atomically, for the price of a small write
 #[derive(clap::Args)]
 #[command(
     after_help = "The clone's root keeps owner, mode and times, as cp -a would. The owner of SRC and root
 may clone it, to where they may create files. A directory is replaced only if it may be
-removed as a whole: see pando rm --help. SRC and DST may also be IMAGE:/PATH, in an image that
+removed as a whole: see pando rm --help. PATH@SNAPSHOT as SRC is what PATH was in a snapshot of it,
+or of a directory above it. SRC and DST may also be IMAGE:/PATH, in an image that
 is not mounted. DST may lie inside SRC: the clone is of the moment before. Where many clones
 lie in SRC, exclude the directory that holds them.
 Everything that was written before the command is in it. Of what programs write meanwhile, pages are
@@ -23,6 +24,7 @@ taken as the kernel hands them over, so a later write may be in it and an earlie
 fsync, close or the mount option writeback=off puts them in order.
 
 Examples: pando clone /mnt/grove/project /mnt/grove/experiment
+          pando clone /mnt/grove/project@monday /mnt/grove/monday
           pando clone --exclude .trees /mnt/grove/repo /mnt/grove/repo/.trees/a
           pando clone grove.img:/project grove.img:/experiment
           pando clone --track /mnt/grove/project /mnt/grove/task   (see pando fork --help)"
@@ -45,6 +47,12 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    if offline::place(&args.src).is_none() {
+        let src = past::place(&args.src)?;
+        if src != args.src {
+            return clone_as(&src, &args.dst, (args.replace, args.track), &args.exclude).map(|_| ());
+        }
+    }
     match offline::pair(&args.src, &args.dst)? {
         // The link itself is no fork; a clone of it is a link.
         None if args.track => {

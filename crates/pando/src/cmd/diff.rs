@@ -14,6 +14,7 @@ use pando_fuse::tool;
 use serde::Serialize;
 
 use crate::{
+    cmd::past,
     exit::{self, Coded},
     image::ImagePath,
     offline,
@@ -25,7 +26,9 @@ use crate::{
 #[derive(clap::Args)]
 #[command(
     after_help = "A and B are any two directories, or two files, of one file system: live ones, clones, or
-snapshots (DIR/.snapshots/NAME). Only what differs is read. A line is printed for each difference:
+in snapshots: PATH@SNAPSHOT, by the name or number of a snapshot of PATH or of a directory above it, as
+in pando restore-file; as B, @SNAPSHOT is A in that snapshot; DIR/.snapshots/NAME is the same. What
+exists is meant itself. Only what differs is read. A line is printed for each difference:
   +  only in B
   -  only in A
   M  differs: content, size, mode, owner, time of modification, target,
@@ -40,7 +43,10 @@ named on stderr; then the exit code is 3. So it is if with -u files could not be
 With -u, of what was renamed there are two lines, as git writes and quotes them, before the lines that
 differ in it, if any: 'rename from OLD' and 'rename to NEW'.
 
-Examples: pando diff /mnt/grove/project/.snapshots/before /mnt/grove/project
+Examples: pando diff /mnt/grove/project@before /mnt/grove/project
+          pando diff /mnt/grove/project@before @after
+          pando diff -u /mnt/grove/project@before /mnt/grove/project src/main.rs
+          pando diff -u /mnt/grove/notes.txt@monday /mnt/grove/notes.txt
           pando diff --stat /mnt/grove/project /mnt/grove/experiment
           pando diff -u /mnt/grove/project /mnt/grove/experiment src
           pando diff --stat /mnt/grove/task
@@ -67,10 +73,11 @@ pub struct Args {
     /// Show what moved as removed and added
     #[arg(long)]
     no_renames: bool,
-    /// The first: a path in a mounted file system, or IMAGE:/PATH in one that is not mounted
+    /// The first: a path in a mounted file system, or IMAGE:/PATH in one that is not mounted; with @SNAPSHOT behind it,
+    /// as it was then
     #[arg(value_name = "A")]
     before: PathBuf,
-    /// The second, in the same file system
+    /// The second, in the same file system; @SNAPSHOT alone is A in that snapshot
     #[arg(value_name = "B")]
     after: Option<PathBuf>,
     /// Compare only A/PATH and B/PATH
@@ -129,7 +136,13 @@ pub fn run(args: &Args) -> Result<()> {
         None => Ok(top.to_owned()),
     };
     let Some(after) = &args.after else { return of_fork(args) };
-    let (before, after) = (inside(&args.before)?, inside(after)?);
+    let after = past::beside(&args.before, after);
+    let (before, after) = match offline::pair(&args.before, &after)? {
+        // These are looked for in the image.
+        Some(_) => (args.before.clone(), after),
+        None => (past::place(&args.before)?, past::place(&after)?),
+    };
+    let (before, after) = (inside(&before)?, inside(&after)?);
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
     let mut printer = DiffPrinter {
         args,
@@ -144,7 +157,10 @@ pub fn run(args: &Args) -> Result<()> {
     match offline::pair(&before, &after)? {
         Some(_) if args.unified => bail!("-u wants a mounted file system"),
         Some((a, b)) => offline::with(&a, true, |fs| {
-            let of = |place: &ImagePath| fs.resolve(&place.path).map(|attr| attr.ino);
+            let of = |place: &ImagePath| -> Result<Ino> {
+                let path = past::place_inside(fs, &place.path)?;
+                Ok(fs.resolve(&path).with_context(|| path.display().to_string())?.ino)
+            };
             let (x, y): (Ino, Ino) = (of(&a)?, of(&b)?);
             for change in fs.diff(None, x, y, options).with_context(about)? {
                 if !printer.print(&change.with_context(about)?)? {

@@ -8,8 +8,10 @@ use pando_fuse::{control::Usage, tool};
 use serde::Serialize;
 
 use crate::{
+    cmd::past,
     exit,
     image::{self, ImagePath},
+    offline,
     report::VERSION,
     size::show,
 };
@@ -22,7 +24,8 @@ removed, what is shared is needed elsewhere too. Visible is what can be read the
 compression. Nodes that are kept for PATH and its neighbours together make the figures of small
 trees an estimate; they are best some seconds after the last change. Of a directory with more than
 16,384 files that have several names, all such files of its clone are counted. PATH must be
-readable, and so must be every directory in it, unless you are root.
+readable, and so must be every directory in it, unless you are root. PATH@SNAPSHOT is what PATH was in
+a snapshot.
 
 Examples: pando du -H /mnt/grove/project /mnt/grove/experiment
           pando du --json grove.img:/project"
@@ -61,7 +64,11 @@ struct DuLine {
 pub fn run(args: &Args) -> Result<()> {
     let mut paths = Vec::new();
     let all = exit::each(&args.paths, |path| {
-        let u = usage(path).with_context(|| format!("du {}", path.display()))?;
+        let fail = || format!("du {}", path.display());
+        // What is to be found in an image is looked for there.
+        let inside = offline::place(path).is_some();
+        let path = &if inside { path.clone() } else { past::place(path).with_context(fail)? };
+        let u = usage(path).with_context(fail)?;
         paths.push(DuLine {
             path: path.display().to_string(),
             path_hex: super::hex_unless_text(path),
@@ -84,13 +91,13 @@ pub fn run(args: &Args) -> Result<()> {
 fn usage(path: &Path) -> Result<Usage> {
     // What exists is meant as it is, even if its name looks like a place in an image.
     match (std::fs::symlink_metadata(path), ImagePath::parse(path.as_os_str())) {
-        (Err(_), Ok(inside)) => offline(&inside),
+        (Err(_), Ok(inside)) => usage_inside(&inside),
         (Err(e), _) => Err(e.into()),
         (Ok(_), _) => Ok(tool::usage(path)?),
     }
 }
 
-fn offline(place: &ImagePath) -> Result<Usage> {
+fn usage_inside(place: &ImagePath) -> Result<Usage> {
     let image = image::canonical(&place.image)?;
     let options = MountOptions::default().read_only(true).background(false);
     let fs = image::open(&image, options)?;

@@ -8,7 +8,7 @@ use pando_fuse::tool::{self, Visible};
 use serde::Serialize;
 
 use crate::{
-    cmd::{clone, snapshot::show_age},
+    cmd::{clone, past, snapshot::show_age},
     exit, place,
     report::VERSION,
     size,
@@ -87,7 +87,7 @@ pub struct ForkListArgs {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let src = place::followed(&args.src)?;
+    let src = place::followed(&past::place(&args.src)?)?;
     clone::clone_as(&src, &args.dst, (args.replace, true), &args.exclude).map(|_| ())
 }
 

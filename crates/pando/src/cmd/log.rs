@@ -1,6 +1,8 @@
 //! `pando log`: in which snapshots a file or directory changed.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
     fs::{self, Metadata},
     os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Component, Path, PathBuf},
@@ -21,6 +23,8 @@ use crate::{
     size,
 };
 
+/// Snapshots of a directory, a count, of which each is looked at without asking before which are alike.
+const FEW_SNAPSHOTS: usize = 3;
 /// Attempts that follow a failure although all snapshots still seem to be there, a count.
 const MAX_RETRIES: usize = 5;
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
@@ -35,8 +39,8 @@ in which PATH is not what it was in the one before:
   M  it has changed: content, mode, owner, time of modification, attributes;
      or something below a directory has
 The last line is what is there now, if that is not what the last snapshot holds. PATH need not be
-there now. A file that was moved is not followed. The cost is in proportion to the number of
-snapshots and to what differs. The versions themselves are DIR/.snapshots/NAME/...; see also
+there now. A file that was moved is not followed. The cost is in proportion to what differs, and some
+microseconds for each other snapshot. The versions themselves are DIR/.snapshots/NAME/...; see also
 pando restore-file.
 
 Examples: pando log /mnt/grove/project/src/main.rs
@@ -61,6 +65,8 @@ pub struct Moment {
     pub taken: Option<Time>,
     pub number: u32,
     pub name: String,
+    /// Its name as it is, which need not be text.
+    pub named: OsString,
     /// The directory that the snapshot is of.
     pub dir: PathBuf,
     /// The snapshot itself, where it is seen.
@@ -103,10 +109,12 @@ pub fn run(args: &Args) -> Result<()> {
     let (mut missed, mut tries) = (Vec::new(), 0);
     let lines = loop {
         let moments = moments(&args.path)?;
-        let lines = changes(&moments, &now);
+        let alike = alike(&moments, &now);
+        let lines = changes(&moments, &alike, &now);
         // Where a snapshot was deleted meanwhile, that looks like a removal, or fails.
         let is_gone = |moment: &Moment| matches!(there(&moment.top), Ok(None));
-        let gone: Vec<PathBuf> = moments.iter().filter(|m| is_gone(m)).map(|m| m.top.clone()).collect();
+        let seen = moments.iter().zip(&alike).filter(|(_, alike)| !**alike).map(|(moment, _)| moment);
+        let gone: Vec<PathBuf> = seen.filter(|m| is_gone(m)).map(|m| m.top.clone()).collect();
         // The kernel shows a snapshot for a moment after the server has deleted it.
         if gone.is_empty() && lines.is_err() && tries < MAX_RETRIES {
             tries += 1;
@@ -131,14 +139,50 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// What is not the same from one of these moments to the next, and from the last to what is at `now`.
-fn changes(moments: &[Moment], now: &Path) -> Result<Vec<LogLine>> {
+/// Of which of these moments the daemon knows that what is at `now` was as in the one before. It tells that of many
+/// snapshots of one directory at once; what it does not tell, because it does not know this request for instance, is
+/// looked at one by one.
+fn alike(moments: &[Moment], now: &Path) -> Vec<bool> {
+    let mut of_dirs: BTreeMap<&Path, BTreeSet<u32>> = BTreeMap::new();
+    for moment in moments {
+        of_dirs.entry(&moment.dir).or_default().insert(moment.number);
+    }
+    let mut known: BTreeSet<(&Path, u32)> = BTreeSet::new();
+    for (dir, numbers) in &of_dirs {
+        let inside = now.strip_prefix(dir).unwrap_or(Path::new(""));
+        if numbers.len() > FEW_SNAPSHOTS
+            && let Ok(found) = tool::alike_snapshots(dir, inside)
+        {
+            known.extend(found.into_iter().map(|number| (*dir, number)));
+        }
+    }
+    let is_alike = |(i, moment): (usize, &Moment)| {
+        let before = i.checked_sub(1).and_then(|i| moments.get(i)).filter(|before| before.dir == moment.dir);
+        let last = of_dirs.get(&*moment.dir).and_then(|all| all.range(..moment.number).next_back().copied());
+        // The daemon compares it with the one that has the next lower number.
+        before.is_some_and(|before| last == Some(before.number))
+            && known.contains(&(&*moment.dir, moment.number))
+    };
+    moments.iter().enumerate().map(is_alike).collect()
+}
+
+/// What is not the same from one of these moments to the next, and from the last to what is at `now`. Those that are
+/// `alike` are not looked at.
+fn changes(moments: &[Moment], alike: &[bool], now: &Path) -> Result<Vec<LogLine>> {
     let path = now.to_owned();
-    let live =
-        Moment { taken: None, number: 0, name: "".into(), dir: PathBuf::new(), top: PathBuf::new(), path };
+    let live = Moment {
+        taken: None,
+        number: 0,
+        name: "".into(),
+        named: "".into(),
+        dir: "".into(),
+        top: "".into(),
+        path,
+    };
     let mut lines = Vec::new();
     let mut before: Option<(PathBuf, Metadata)> = None;
-    for moment in moments.iter().chain([&live]) {
+    let looked_at = moments.iter().zip(alike).filter(|(_, alike)| !**alike).map(|(moment, _)| moment);
+    for moment in looked_at.chain([&live]) {
         let found = there(&moment.path)?;
         let change = match (&before, &found) {
             (None, None) => None,
@@ -215,6 +259,7 @@ pub fn moments(path: &Path) -> Result<Vec<Moment>> {
                 taken: Some(info.created),
                 number: info.number,
                 name: info.name.to_string_lossy().into_owned(),
+                named: info.name,
                 dir: dir.to_owned(),
                 top,
                 path: at,
@@ -292,6 +337,7 @@ mod tests {
             taken: Some(Time { secs, nanos: 7 }),
             number,
             name: String::new(),
+            named: "".into(),
             dir: PathBuf::new(),
             top: PathBuf::new(),
             path: PathBuf::new(),

@@ -22,6 +22,7 @@ pub mod merge;
 pub mod mkfs;
 pub mod mount;
 pub mod mv;
+pub mod past;
 pub mod quota;
 pub mod receive;
 pub mod restore;

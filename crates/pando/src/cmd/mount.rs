@@ -67,9 +67,11 @@ use crate::{
                      second of what was written, but many small writes are slow
   snapshot=NAME, snapshot=DIR@NAME
                      mount only this snapshot of the file system, or of a
-                     directory in it, read-only. The image may be mounted
-                     already: then its daemon serves the snapshot (root only,
-                     and not with --foreground)
+                     directory in it, read-only; NAME may be its number. The
+                     image may be mounted already: then its daemon serves the
+                     snapshot (root only, and not with --foreground). Write a
+                     comma as \\, and a backslash as \\\\; any byte may be \\ooo, in
+                     octal digits, as pando snapshot list -H shows it
   snapdir=hidden|visible
                      whether .snapshots is listed in directories that have
                      snapshots (hidden, so that find and du do not descend into
@@ -153,7 +155,7 @@ impl Options {
     pub fn parse(list: &str, sloppy: bool) -> Result<Options> {
         let mut options =
             Options { settings: Settings::default(), cache: None, log_file: None, version: None };
-        for option in list.split(',') {
+        for option in one_version::options(list) {
             match option.split_once('=') {
                 Some(("cache", size)) => {
                     let size = size.parse().map_err(|e| Coded(exit::USAGE, format!("cache: {e}")))?;

@@ -43,8 +43,10 @@ const STOP_POLL: Duration = Duration::from_millis(200);
 difference brings the directory DIR/PATH, which has received its base, to what was sent, and adds a
 snapshot; what the directory was is kept as a snapshot too if it was changed since the base. Both
 happen at once, when all has come and every checksum was right; until then all is made in
-DIR/.pando-receive-TOKEN. If the stream breaks off, it says how to go on: with the same stream from
-its start, or with the rest of it (pando send --from). DIR may be an image, or IMAGE:/DIR, that is
+DIR/.pando-receive-TOKEN. If the stream breaks off, or is damaged, or Ctrl-C ends the command, what
+has come right is kept, and it says how to go on: with the same stream from
+its start, or with the rest of it (pando send --from). A difference whose name is a time that another
+snapshot there is named by already gets the next free one, as TIME-2. DIR may be an image, or IMAGE:/DIR, that is
 not mounted. Owners and device nodes need root. The stream is trusted to make any file, as tar is.
 
 Examples: pando receive /mnt/store project < monday.pando
@@ -196,15 +198,12 @@ impl Work<'_> {
         {
             bail!("{token}: is not the token of this stream and place, which is {}", self.token);
         }
-        let base = match self.base(&mut *ground)? {
-            Found::Base(base) => base,
+        let (base, name) = match self.base(&mut *ground)? {
+            Found::Base(base, name) => (base, name),
             Found::Done => return ground.sync(),
         };
-        let new = NewSnapshot {
-            name: Some(OsString::from_vec(self.header.name.clone())),
-            received: Some(self.header.snapshot),
-            ..NewSnapshot::default()
-        };
+        let new =
+            NewSnapshot { name: Some(name), received: Some(self.header.snapshot), ..NewSnapshot::default() };
         let note = self.begin(ground, base.as_ref())?;
         if let Err(error) = self.blocks(ground, reader, note) {
             return Err(self.stopped(ground, error));
@@ -214,6 +213,13 @@ impl Work<'_> {
                 None => ground.appear(&new)?,
                 Some(base) => {
                     let taken = ground.take(&new)?;
+                    if taken.name.as_bytes() != self.header.name {
+                        let (show, sent) = (ground.show(), String::from_utf8_lossy(&self.header.name));
+                        let name = taken.name.display();
+                        crate::exit::tell!(
+                            "pando: {show}: has a snapshot {sent} of its own: what was sent is {name}"
+                        );
+                    }
                     self.become_snapshot(ground, base, &taken)?;
                 }
             }
@@ -239,6 +245,7 @@ impl Work<'_> {
     /// Looks whether the stream fits what is there.
     fn base(&self, ground: &mut dyn Ground) -> Result<Found> {
         let show = ground.show();
+        let sent = OsString::from_vec(self.header.name.clone());
         let Some(base) = &self.header.base else {
             let received = |info: &SnapshotInfo| info.received == Some(self.header.snapshot);
             return match ground.exists()? {
@@ -252,7 +259,7 @@ impl Work<'_> {
                     Ok(Found::Done)
                 }
                 true => bail!("{show}: exists; a whole snapshot becomes a new directory"),
-                false => Ok(Found::Base(None)),
+                false => Ok(Found::Base(None, sent)),
             };
         };
         if !ground.exists()? {
@@ -292,11 +299,10 @@ impl Work<'_> {
             }
             bail!("{show}: has received this already, as snapshot {}", there.name.display());
         }
-        if all.iter().any(|info| info.name.as_bytes() == self.header.name) {
-            let name = String::from_utf8_lossy(&self.header.name).into_owned();
-            bail!("{show}: has another snapshot of the name {name}; rename it first");
-        }
-        Ok(Found::Base(Some(base.clone())))
+        let Some(name) = free_name(&sent, &all) else {
+            bail!("{show}: has another snapshot of the name {}; rename it first", sent.display());
+        };
+        Ok(Found::Base(Some(base.clone()), name))
     }
 
     /// Makes what is needed, or finds what an earlier one has left: how far that was.
@@ -444,12 +450,15 @@ impl Work<'_> {
             StreamError::Tree { .. } => "this stream cannot be received here; ",
             _ => "",
         };
-        if !error.can_resume() && self.args.resume.is_some() {
+        // A stream of which nothing right has come has nothing to go on with.
+        let none_came = || matches!(ground.note(), Ok(None));
+        let can_resume = error.can_resume() && !(matches!(error, StreamError::Damaged { .. }) && none_came());
+        if !can_resume && self.args.resume.is_some() {
             // What came before was right, and may have taken long.
             return anyhow::Error::from(error)
                 .context(format!("{never}what had come before is kept (token {token})"));
         }
-        if !error.can_resume() {
+        if !can_resume {
             let cleaned = ground.clean();
             let error = anyhow::Error::from(error);
             return match cleaned {
@@ -483,8 +492,31 @@ impl Work<'_> {
 }
 
 enum Found {
-    Base(Option<SnapshotInfo>),
+    /// The base, and the name that the received snapshot is to have.
+    Base(Option<SnapshotInfo>, OsString),
     Done,
+}
+
+/// The name of a received snapshot: the one that was sent, or, if another one has it and it is only a time, as Pando
+/// names snapshots by itself, that with the next number. A name that somebody has given is not changed.
+fn free_name(sent: &OsStr, all: &[SnapshotInfo]) -> Option<OsString> {
+    let is_free = |name: &OsStr| all.iter().all(|info| info.name != name);
+    if is_free(sent) {
+        return Some(sent.to_owned());
+    }
+    let time = time_of(sent.to_str()?)?;
+    let names = (2..).map(|number: u64| OsString::from(format!("{time}-{number}")));
+    names.take(all.len() + 1).find(|name| is_free(name))
+}
+
+/// The time that a name is, without the number of snapshots of the same second: `2026-11-24T13:45:00Z-2`.
+fn time_of(name: &str) -> Option<&str> {
+    const FORM: &[u8] = b"0000-00-00T00:00:00Z";
+    let (time, number) = name.split_at_checked(FORM.len())?;
+    let fits = |(byte, form): (u8, &u8)| if *form == b'0' { byte.is_ascii_digit() } else { byte == *form };
+    let is_number =
+        |text: &str| text.strip_prefix('-').is_some_and(|n| crate::one_version::number(n).is_some());
+    (time.bytes().zip(FORM).all(fits) && (number.is_empty() || is_number(number))).then_some(time)
 }
 
 fn stopped(_: anyhow::Error) -> StreamError {
@@ -498,4 +530,24 @@ fn hex(bytes: &[u8]) -> String {
 fn unhex(text: &str) -> Vec<u8> {
     let pairs = text.as_bytes().chunks(2);
     pairs.filter_map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_that_are_times_get_a_number() {
+        assert_eq!(time_of("2026-11-24T13:45:00Z"), Some("2026-11-24T13:45:00Z"));
+        assert_eq!(time_of("2026-11-24T13:45:00Z-12"), Some("2026-11-24T13:45:00Z"));
+        for other in [
+            "monday",
+            "2026-11-24",
+            "2026-11-24T13:45:00Z-",
+            "2026-11-24T13:45:00Z-x",
+            "2026-11-24T13:45:00+2",
+        ] {
+            assert_eq!(time_of(other), None, "{other}");
+        }
+    }
 }

@@ -1,14 +1,18 @@
 //! `pando restore-file`: brings back a file, or a tree, as it was in a snapshot.
 
-use std::{
-    ffi::OsStr,
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use pando_fuse::tool;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::cmd::log::{Moment, absolute, moments, there};
+use crate::{
+    cmd::{
+        log::{absolute, there},
+        past,
+    },
+    place,
+};
 
 /// Bring back a file or tree as it was in a snapshot of a directory above it
 #[derive(clap::Args)]
@@ -17,7 +21,8 @@ use crate::cmd::log::{Moment, absolute, moments, there};
 counts. The file is a clone of the old one, so it costs no space, whatever its size. What is at
 PATH now is not touched unless --replace is given: then it is replaced, atomically; --to DST
 puts the old version elsewhere in the same file system, into DST if that is a directory (with
---replace an old directory replaces it).
+--replace an old directory replaces it). The directory of the snapshot itself is set back by
+pando rollback, which keeps its snapshots.
 
 Examples: pando restore-file project/notes.txt@monday --to project/notes.monday.txt
           pando restore-file --replace /mnt/grove/project/src/main.rs@before-upgrade
@@ -36,7 +41,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let (path, moment) = find(&args.version)?;
+    let (path, moment) = past::find(&args.version)?;
     let Some(was) = there(&moment.path)? else {
         bail!("{}: is not in snapshot {} of {}", path.display(), moment.name, moment.dir.display());
     };
@@ -48,35 +53,41 @@ pub fn run(args: &Args) -> Result<()> {
         Some(to) => to.clone(),
         None => absolute(&path)?,
     };
-    super::clone::clone(&moment.path, &to, args.replace)
-        .with_context(|| format!("restore {} from {}", path.display(), moment.name))
-        .map(|_| ())
+    let fail = || format!("restore {} from {}", path.display(), moment.name);
+    if args.replace && moment.path == moment.top && to.is_dir() {
+        let same = |a: &Path, b: &Path| {
+            a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
+        };
+        if same(&to, &moment.dir) {
+            bail!(
+                "{}: this is what it was as a whole, with its snapshots: pando rollback {} {} does that",
+                fail(),
+                path.display(),
+                moment.name
+            );
+        }
+        return exchange(&moment.path, &to).with_context(fail);
+    }
+    super::clone::clone(&moment.path, &to, args.replace).with_context(fail).map(|_| ())
 }
 
-/// The path, and what is known of it in the snapshot that is named. Either may have an `@` in it: the shortest name
-/// that a snapshot has counts.
-fn find(version: &Path) -> Result<(PathBuf, Moment)> {
-    let bytes = version.as_os_str().as_bytes();
-    let (mut end, mut refused) = (bytes.len(), None);
-    while let Some(at) = bytes.get(..end).unwrap_or_default().iter().rposition(|byte| *byte == b'@') {
-        let path = PathBuf::from(OsStr::from_bytes(bytes.get(..at).unwrap_or_default()));
-        let name = OsStr::from_bytes(bytes.get(at + 1..).unwrap_or_default()).to_string_lossy();
-        end = at;
-        if path.as_os_str().is_empty() || name.is_empty() {
-            continue;
-        }
-        let number = super::snapshot::number(&name);
-        let named = |moment: &Moment| moment.name == name || Some(moment.number) == number;
-        let found = moments(&path)?.into_iter().filter(named);
-        // The nearest directory has the longest path.
-        if let Some(moment) = found.max_by_key(|moment| moment.dir.as_os_str().len()) {
-            return Ok((path, moment));
-        }
-        let text = format!("{name}: no snapshot of a directory above {} is named so", path.display());
-        refused.get_or_insert(text);
-    }
-    match refused {
-        Some(text) => bail!("{text}; see pando log"),
-        None => bail!("{}: write it as PATH@SNAPSHOT", version.display()),
-    }
+/// Replaces the directory `to` by a clone of the whole snapshot `top`. That is made beside it, because a snapshot is
+/// cloned to free names only, takes its place in one step, and what was there is removed.
+fn exchange(top: &Path, to: &Path) -> Result<()> {
+    let (parent, name) = place::split(to)?;
+    let aside = parent.join(format!(".pando-restore-{}", std::process::id()));
+    let to = parent.join(name);
+    super::clone::clone_to(top, (&aside, &to), false)?;
+    let removed = || -> Result<()> {
+        renameat_with(CWD, &aside, CWD, &to, RenameFlags::EXCHANGE)
+            .with_context(|| to.display().to_string())?;
+        tool::remove(&place::entry_path(&aside)?, true).inspect_err(|_| {
+            // What may not be removed keeps its place.
+            let _ = renameat_with(CWD, &aside, CWD, &to, RenameFlags::EXCHANGE);
+        })?;
+        Ok(())
+    };
+    removed().inspect_err(|_| {
+        let _ = place::entry_path(&aside).map(|aside| tool::remove(&aside, true));
+    })
 }

@@ -46,7 +46,7 @@ pub struct Args {
     /// Send only what differs from this snapshot: @NAME of the same directory, or as SNAP
     #[arg(short = 'i', long, value_name = "BASE")]
     base: Option<PathBuf>,
-    /// Only say what would be sent, in bytes before compression
+    /// Only say what would be sent, in bytes before compression; with --from of the rest, for which all is read
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// zstd, 1 (fast) to 19 (small); 0 does not compress
@@ -109,7 +109,7 @@ impl Named {
     }
 
     fn find(&self, all: &[SnapshotInfo]) -> Result<SnapshotInfo> {
-        let number: Option<u32> = self.name.to_str().and_then(super::snapshot::number);
+        let number: Option<u32> = self.name.to_str().and_then(crate::one_version::number);
         let found = all.iter().find(|info| info.name == self.name || Some(info.number) == number);
         found.cloned().with_context(|| format!("{}: no snapshot {}", self.dir.display(), self.name.display()))
     }
@@ -252,6 +252,19 @@ fn write(
         let interrupted = |_| StreamError::Io(io::Error::other(Interrupted));
         progress.advance(bytes).map_err(interrupted)
     };
+    if args.dry_run && header.from != Position::default() {
+        // Where a block begins, and whether this is the stream that was begun, only its content tells.
+        let (mut blocks, mut rest) = (BlockWriter::new(io::sink(), &header, 0), 0);
+        let mut number = 0;
+        let mut sink = |block: Vec<u8>, last| {
+            rest += if number < header.from.block { 0 } else { block.len() as u64 };
+            number += 1;
+            blocks.block(&block, last)
+        };
+        stream(Sender::new(tree, Some(&mut sink), &mut advance), base)?;
+        let shown = size::show(rest);
+        return super::print(&format!("{shown} ({rest} bytes) before compression, behind that point\n"));
+    }
     if args.dry_run {
         let size = stream(Sender::new(tree, None, &mut advance), base)?;
         return super::print(&format!(

@@ -14,7 +14,7 @@ use pando_fuse::remount;
 use crate::{
     cmd, exit,
     helper::answer::{self, MOUNT_FAILED, MOUNT_SYSTEM, MOUNT_USAGE},
-    place,
+    one_version, place,
 };
 
 #[derive(Parser)]
@@ -70,7 +70,7 @@ pub fn run(args: Vec<OsString>) -> u8 {
 }
 
 fn mount(args: &Args) -> anyhow::Result<()> {
-    let mut list: Vec<&str> = args.options.iter().flat_map(|list| list.split(',')).collect();
+    let mut list: Vec<&str> = args.options.iter().flat_map(|list| one_version::options(list)).collect();
     let remounts = list.iter().filter(|option| **option == "remount").count();
     list.retain(|option| *option != "remount");
     if rustix::process::geteuid().is_root() {

@@ -1,114 +1,217 @@
 //! Deleting snapshots: what is said of it, and what a dry run tells of the space that would come back.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
 use pando_fs::SnapshotInfo;
-use pando_fuse::{asked::Asked, client::ControlError, control::Usage, tool};
+use pando_fuse::{asked::Asked, client::ControlError, control::Usage, mountinfo, tool};
+use serde::Serialize;
 
 use crate::{
-    cmd::snapshot::{about, ask, snapshots},
-    place, size,
+    cmd::{
+        ReportName,
+        snapshot::{about, ask, snapshots},
+    },
+    exit, place,
+    report::VERSION,
+    size,
 };
 
 /// How long prune waits for the space of a snapshot that it has deleted before it deletes another one.
 const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 
+/// What is done to snapshots that go.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DeleteMode {
+    /// Nothing: it is only told.
+    pub dry_run: bool,
+    /// As JSON.
+    pub json: bool,
+    /// They are those that no rule keeps: one that is mounted is left, which is no failure.
+    pub by_rule: bool,
+    /// Their directories are gone.
+    pub gone: bool,
+}
+
+/// A snapshot that is to go.
+pub struct Going<'a> {
+    pub info: &'a SnapshotInfo,
+    /// What it alone takes, if that is known.
+    pub alone: Option<u64>,
+    /// Where it is mounted.
+    pub shown: Option<PathBuf>,
+}
+
+/// What a dry run tells.
+#[derive(Serialize)]
+struct DryReport {
+    version: u32,
+    snapshots: Vec<DryLine>,
+    /// What would come back if all of these were deleted; an estimate.
+    together: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct DryLine {
+    number: u32,
+    name: ReportName,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name_hex: Option<String>,
+    action: &'static str,
+    why: Option<&'static str>,
+    alone: Option<u64>,
+}
+
+impl Going<'_> {
+    fn plain(info: &SnapshotInfo) -> Going<'_> {
+        Going { info, alone: None, shown: None }
+    }
+
+    /// Why it stays, in a word.
+    fn stays(&self) -> Option<&'static str> {
+        match (self.info.keep, &self.shown) {
+            (true, _) => Some("kept"),
+            (false, Some(_)) => Some("mounted"),
+            (false, None) => None,
+        }
+    }
+
+    fn dry_line(&self) -> DryLine {
+        let (info, why) = (self.info, self.stays());
+        DryLine {
+            number: info.number,
+            name_hex: crate::cmd::hex_unless_text(&info.name),
+            name: info.name.clone().into(),
+            action: if why.is_some() { "leave" } else { "delete" },
+            alone: self.alone.filter(|_| why.is_none()),
+            why,
+        }
+    }
+
+    fn dry_text(&self) -> String {
+        let (number, name) = (self.info.number, crate::cmd::field(&self.info.name, false));
+        match (&self.shown, self.stays()) {
+            (Some(dir), Some("mounted")) => {
+                format!("would leave {number} {name}: it is mounted on {}\n", crate::cmd::field(dir, false))
+            }
+            (_, Some(_)) => format!("would leave {number} {name}: it is kept\n"),
+            (_, None) => {
+                let alone = self.alone.map_or("-".into(), size::show);
+                format!("would delete {number} {name}: {alone} of its own\n")
+            }
+        }
+    }
+}
+
 /// Deletes some of the snapshots of a directory, `all` of which are needed for a dry run only.
-pub fn delete(dir: &Path, all: &[SnapshotInfo], which: &[&SnapshotInfo], dry_run: bool) -> Result<()> {
-    if !dry_run {
-        let which: Vec<_> = which.iter().map(|info| (*info, None)).collect();
-        return delete_each(dir, &which, false, false);
+pub fn delete(dir: &Path, all: &[SnapshotInfo], which: &[&SnapshotInfo], mode: DeleteMode) -> Result<()> {
+    if !mode.dry_run {
+        let which: Vec<_> = which.iter().map(|info| Going::plain(info)).collect();
+        return delete_each(dir, &which, mode);
     }
     let mut sized = Vec::new();
     for info in which {
-        match if info.keep { Spent::Refused } else { spent(dir, info)? } {
+        // What cannot be told of mounts, the daemon will say.
+        let shown = mountinfo::showing(&dir.join(".snapshots").join(&info.name)).ok().flatten();
+        let going = Going { shown, ..Going::plain(info) };
+        match if going.stays().is_some() { Spent::Refused } else { spent(dir, info)? } {
             Spent::Gone => {}
-            Spent::Refused => sized.push((*info, None)),
-            Spent::Known(used) => sized.push((*info, Some(used.exclusive))),
+            Spent::Refused => sized.push(going),
+            Spent::Known(used) => sized.push(Going { alone: Some(used.exclusive), ..going }),
         }
     }
-    delete_each(dir, &sized, true, false)?;
-    say_together(dir, &all.iter().collect::<Vec<_>>(), which, false)
+    tell_dry(dir, &all.iter().collect::<Vec<_>>(), &sized, mode)
 }
 
-/// Says what would come back if all of `which` that are not kept were deleted, unless it is one. What several share
-/// with each other is not in the figures of each. `all` are those among which the daemon looks for them.
-pub fn say_together(dir: &Path, all: &[&SnapshotInfo], which: &[&SnapshotInfo], gone: bool) -> Result<()> {
+/// Tells what a deletion would do, and what would come back of all of them. `all` are those among which the daemon
+/// looks for them.
+pub fn tell_dry(dir: &Path, all: &[&SnapshotInfo], which: &[Going<'_>], mode: DeleteMode) -> Result<()> {
+    let together = together(dir, all, which, mode.gone);
+    if mode.json {
+        let snapshots = which.iter().map(Going::dry_line).collect();
+        return crate::cmd::print_json(&DryReport { version: VERSION, snapshots, together });
+    }
+    let mut said: String = which.iter().map(Going::dry_text).collect();
+    if which.iter().filter(|going| going.stays().is_none()).count() > 1 {
+        said += &match together {
+            Some(bytes) => format!("together: {} would come back\n", size::show(bytes)),
+            None => "together: not known; what they share with each other alone would come back too\n".into(),
+        };
+    }
+    crate::cmd::print(&said)
+}
+
+/// What would come back if all of `which` that go were deleted. What several share with each other is not in the
+/// figures of each.
+fn together(dir: &Path, all: &[&SnapshotInfo], which: &[Going<'_>], gone: bool) -> Option<u64> {
     let mut sorted = all.to_vec();
     sorted.sort_by_key(|info| info.number);
-    let goes: BTreeSet<u32> = which.iter().filter(|info| !info.keep).map(|info| info.number).collect();
+    let going = which.iter().filter(|going| going.stays().is_none());
+    let goes: BTreeMap<u32, Option<u64>> = going.map(|going| (going.info.number, going.alone)).collect();
     if goes.len() < 2 {
-        return Ok(());
+        return goes.into_values().next().unwrap_or(Some(0));
     }
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     let mut joined = false;
     for info in sorted {
-        match (goes.contains(&info.number), ranges.last_mut().filter(|_| joined)) {
+        let goes = goes.contains_key(&info.number);
+        match (goes, ranges.last_mut().filter(|_| joined)) {
             (true, Some((_, last))) => *last = info.number,
             (true, None) => ranges.push((info.number, info.number)),
             (false, _) => {}
         }
-        joined = goes.contains(&info.number);
+        joined = goes;
     }
     // Who may delete them may be refused a look into them.
-    let together = tool::usage_of_snapshots(dir, ranges, gone).ok().flatten();
-    crate::cmd::print(&match together {
-        Some(used) => format!("together: {} would come back\n", size::show(used.exclusive)),
-        None => "together: not known; what they share with each other alone would come back too\n".into(),
-    })
+    tool::usage_of_snapshots(dir, ranges, gone).ok().flatten().map(|used| used.exclusive)
 }
 
-/// Deletes those that are not kept, or says what each alone takes. Somebody may have taken one of a directory that is
-/// `gone` meanwhile, so all that can be are deleted.
-pub fn delete_each(
-    dir: &Path,
-    which: &[(&SnapshotInfo, Option<u64>)],
-    dry_run: bool,
-    gone: bool,
-) -> Result<()> {
-    let (mut said, mut unprinted) = (String::new(), None);
-    let work = |(info, alone): &(&SnapshotInfo, Option<u64>)| -> Result<()> {
+/// Deletes those that are not kept. Somebody may have taken one of a directory that is gone meanwhile, so all that can
+/// be are deleted; and so are the others where some are mounted.
+pub fn delete_each(dir: &Path, which: &[Going<'_>], mode: DeleteMode) -> Result<()> {
+    let mut unprinted = None;
+    let work = |going: &Going<'_>| -> Result<()> {
+        let info = going.info;
         let (number, name) = (info.number, crate::cmd::field(&info.name, false));
-        let about = || match gone {
+        let about = || match mode.gone {
             true => format!("snapshot {number} {name} of {}, which is gone", info.source.display()),
             false => format!("snapshot {name} of {}", dir.display()),
         };
-        match (info.keep, dry_run) {
-            (true, true) => said += &format!("would leave {number} {name}: it is kept\n"),
-            (true, false) => crate::exit::tell!("pando: {}: is kept, and was left", about()),
-            (false, true) => {
-                let alone = alone.map_or("-".into(), size::show);
-                said += &format!("would delete {number} {name}: {alone} of its own\n");
+        if info.keep {
+            exit::tell!("pando: {}: is kept, and was left", about());
+            return Ok(());
+        }
+        let done = match mode.gone {
+            true => place::retried(|| Ok(tool::delete_gone_snapshot(dir, number)?)),
+            false => ask(dir, &Asked::Delete(number)),
+        };
+        match done {
+            // Another prune or delete, or the policy, was faster.
+            Err(e) if is_refused(&e, libc::ENOENT) => Ok(()),
+            Err(e) if mode.by_rule && is_refused(&e, libc::EBUSY) => {
+                exit::tell!("pando: {} was left: {e:#}", about());
+                Ok(())
             }
-            (false, false) => {
-                let done = match gone {
-                    true => place::retried(|| Ok(tool::delete_gone_snapshot(dir, number)?)),
-                    false => ask(dir, &Asked::Delete(number)),
-                };
-                match done {
-                    // Another prune or delete, or the policy, was faster.
-                    Err(e) if is_gone(&e) => {}
-                    done => {
-                        done.with_context(about)?;
-                        // What cannot be printed, because the disk is full for instance, is deleted all the same.
-                        let printed = crate::cmd::print(&format!("deleted {number} {name}\n"));
-                        unprinted = unprinted.take().or(printed.err());
-                    }
-                }
+            done => {
+                done.with_context(about)?;
+                // What cannot be printed, because the disk is full for instance, is deleted all the same.
+                let printed = crate::cmd::print(&format!("deleted {number} {name}\n"));
+                unprinted = unprinted.take().or(printed.err());
+                Ok(())
             }
         }
-        Ok(())
     };
-    if gone { crate::exit::each(which, work) } else { which.iter().try_for_each(work) }?;
-    unprinted.map_or(Ok(()), Err)?;
-    crate::cmd::print(&said)
+    exit::each_unless(which, |e| !mode.gone && !is_refused(e, libc::EBUSY), work)?;
+    unprinted.map_or(Ok(()), Err)
 }
 
-/// Whether there is no such snapshot any more. That the directory is not there is something else.
-fn is_gone(error: &anyhow::Error) -> bool {
+/// Whether the daemon has refused it with this error. That the directory is not there is something else.
+fn is_refused(error: &anyhow::Error, errno: i32) -> bool {
     let cause = error.downcast_ref::<ControlError>();
-    matches!(cause, Some(ControlError::Refused { errno: libc::ENOENT, .. }))
+    matches!(cause, Some(ControlError::Refused { errno: found, .. }) if *found == errno)
 }
 
 /// What is known of the space of a snapshot.
@@ -157,12 +260,15 @@ pub fn make_room(dir: &Path, percent: u8) -> Result<()> {
         if !is_short(before) {
             return unprinted.map_or(Ok(()), Err);
         }
-        if let Err(e) = delete(dir, &[], &[info], false) {
-            // It may be deleted, and only not printed, because the disk is full.
-            if snapshots(dir)?.iter().any(|left| left.number == info.number) {
-                return Err(e);
-            }
-            unprinted = unprinted.or(Some(e));
+        let deleted = delete(dir, &[], &[info], DeleteMode { by_rule: true, ..DeleteMode::default() });
+        let is_left = snapshots(dir)?.iter().any(|left| left.number == info.number);
+        match deleted {
+            Err(e) if is_left => return Err(e),
+            // It is deleted, and only not printed, because the disk is full.
+            Err(e) => unprinted = unprinted.or(Some(e)),
+            // It is mounted, and gives nothing back.
+            Ok(()) if is_left => continue,
+            Ok(()) => {}
         }
         // What it alone had is given back behind.
         let begun = std::time::Instant::now();

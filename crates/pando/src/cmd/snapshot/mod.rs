@@ -13,9 +13,9 @@ use pando_fuse::{asked::Asked, control::Usage, tool};
 use serde::Serialize;
 
 use crate::{cmd::ReportName, place, report::VERSION, size};
-use delete::{Spent, delete, delete_each, make_room, say_together, spent};
+use delete::{DeleteMode, Going, Spent, delete, delete_each, make_room, spent, tell_dry};
+pub use select::show_age;
 use select::{Age, about, select};
-pub use select::{number, show_age};
 
 /// Make, list and delete read-only snapshots of any directory
 #[derive(clap::Args)]
@@ -89,9 +89,11 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
     /// Delete snapshots; what they alone took is given back in the background
     #[command(
         after_help = "SEL is a name, a number, or a range of either: A..B, A.., ..B. AGE is a number with s, m, h,
-d, w or y behind it: seconds to years. Snapshots that are kept are left; to name one is an error. What is
-deleted is printed; if another command is faster, that is no error. With --dry-run the bytes of each
-are those that would come back if it alone were deleted; the last line is about all of them together.
+d, w or y behind it: seconds to years. Snapshots that are kept are left; to name one is an error. One that
+is mounted (pando mount -o snapshot=, or a bind mount) is not deleted, but the others are; the exit code
+is 4 then. What is deleted is printed; if another command is faster, that is no error. With --dry-run the
+bytes of each are those that would come back if it alone were deleted; the last line estimates all of them
+together.
 
 Examples: pando snapshot delete /mnt/grove/project before-upgrade
           pando snapshot delete /mnt/grove/project 3..7 --dry-run
@@ -103,6 +105,9 @@ Examples: pando snapshot delete /mnt/grove/project before-upgrade
         /// Delete nothing; print what would be deleted
         #[arg(short = 'n', long)]
         dry_run: bool,
+        /// With --dry-run: print JSON, with a version of its format
+        #[arg(long, requires = "dry_run")]
+        json: bool,
     },
     /// Give a snapshot another name
     #[command(after_help = "Example: pando snapshot rename /mnt/grove/project before-upgrade v1")]
@@ -148,6 +153,9 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
         /// Delete nothing; print what would be deleted. Not with --min-free
         #[arg(short = 'n', long)]
         dry_run: bool,
+        /// With --dry-run: print JSON, with a version of its format
+        #[arg(long, requires = "dry_run")]
+        json: bool,
     },
     Policy(policy::Args),
     Policies(policies::Args),
@@ -177,7 +185,7 @@ Examples: pando snapshot orphans /mnt/grove
         #[arg(long, conflicts_with = "script")]
         json: bool,
         /// Delete them all, but for those that are kept; what they alone took is given back in the background
-        #[arg(long, conflicts_with_all = ["script", "json"])]
+        #[arg(long, conflicts_with = "script")]
         delete: bool,
         /// Delete nothing; print what would be deleted
         #[arg(short = 'n', long, requires = "delete")]
@@ -235,10 +243,11 @@ pub fn run(args: &Args) -> Result<()> {
             crate::cmd::print(&names)
         }
         SnapshotCommand::List { dir, script, json, space } => list(dir, *script, *json, *space),
-        SnapshotCommand::Delete { which, dry_run } => {
+        SnapshotCommand::Delete { which, dry_run, json } => {
             let all = snapshots(&which.dir)?;
             let of = which.of(&all)?;
-            delete(&which.dir, &all, &of, *dry_run)?;
+            let mode = DeleteMode { dry_run: *dry_run, json: *json, ..DeleteMode::default() };
+            delete(&which.dir, &all, &of, mode)?;
             match of.iter().find(|info| info.keep && which.names(info)) {
                 Some(kept) if !dry_run => bail!("{}: is kept; release it first", kept.name.display()),
                 _ => Ok(()),
@@ -254,7 +263,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
         SnapshotCommand::Keep(which) => keep(which, true),
         SnapshotCommand::Release(which) => keep(which, false),
-        SnapshotCommand::Prune { dir, keep, min_free, dry_run } => {
+        SnapshotCommand::Prune { dir, keep, min_free, dry_run, json } => {
             let all = snapshots(dir)?;
             let policy = SnapshotPolicy::from(keep);
             if policy == SnapshotPolicy::default() && min_free.is_none() {
@@ -265,21 +274,33 @@ pub fn run(args: &Args) -> Result<()> {
             }
             let gone = policy.expired(Time::now(), &all);
             let gone: Vec<_> = all.iter().filter(|info| gone.contains(&info.number)).collect();
-            delete(dir, &all, &gone, *dry_run)?;
+            let mode = DeleteMode { dry_run: *dry_run, json: *json, by_rule: true, gone: false };
+            delete(dir, &all, &gone, mode)?;
             min_free.map_or(Ok(()), |percent| make_room(dir, percent))
         }
         SnapshotCommand::Policy(args) => policy::run(args),
         SnapshotCommand::Policies(args) => policies::run(args),
         SnapshotCommand::Orphans { dir, script, json, delete, dry_run } => {
+            if *delete && *json && !*dry_run {
+                let text = "--json goes with --delete only for --dry-run";
+                return Err(crate::exit::Coded(crate::exit::USAGE, text.into()).into());
+            }
             let fail = || format!("snapshots of directories that are gone in {}", dir.display());
             let found = tool::gone_snapshots(dir).with_context(fail)?;
             if *delete {
                 let alone = |used: &Usage| used.exclusive;
-                let which: Vec<_> =
-                    found.iter().map(|(info, used)| (info, used.as_ref().map(alone))).collect();
-                delete_each(dir, &which, *dry_run, true)?;
-                let (all, which): (Vec<_>, Vec<_>) = which.iter().map(|(info, _)| (*info, *info)).unzip();
-                return if *dry_run { say_together(dir, &all, &which, true) } else { Ok(()) };
+                let which = found.iter().map(|(info, used)| Going {
+                    info,
+                    alone: used.as_ref().map(alone),
+                    shown: None,
+                });
+                let which: Vec<_> = which.collect();
+                let mode = DeleteMode { dry_run: *dry_run, json: *json, by_rule: false, gone: true };
+                let all: Vec<_> = found.iter().map(|(info, _)| info).collect();
+                return match *dry_run {
+                    true => tell_dry(dir, &all, &which, mode),
+                    false => delete_each(dir, &which, mode),
+                };
             }
             let lines = found.into_iter().map(|(info, used)| line(info, used.as_ref())).collect();
             show(lines, (true, true), *script, *json)
@@ -445,7 +466,8 @@ fn text(lines: &[SnapshotLine], (space, gone): (bool, bool), script: bool, now: 
         // Where it was is not told to everybody.
         let hidden = line.source.0.is_empty();
         row.push(if hidden { "-".into() } else { crate::cmd::field(&line.source.0, script) });
-        row.push(line.note.replace(char::is_control, " "));
+        let note = line.note.replace(char::is_control, " ");
+        row.push(if note.is_empty() { "-".into() } else { note });
         if script && gone {
             row.extend([size_of(line.refers), size_of(line.alone), line.uid.to_string()]);
         }

@@ -172,7 +172,9 @@ pub struct Shown<'a> {
 fn show(dir: &Path, script: bool, json: bool) -> Result<()> {
     let found = tool::policy(dir).with_context(|| about(dir))?;
     if json {
-        let policy = found.map(|(uid, policy)| shown(dir, uid, &policy));
+        // As a list of policies names it, wherever this process is.
+        let dir = dir.canonicalize().with_context(|| about(dir))?;
+        let policy = found.map(|(uid, policy)| shown(&dir, uid, &policy));
         return crate::cmd::print_json(&PolicyReport { version: VERSION, policy });
     }
     let Some((uid, policy)) = found else {

@@ -5,6 +5,8 @@ use std::{path::Path, str::FromStr};
 use anyhow::{Result, bail};
 use pando_fs::{SnapshotInfo, Time};
 
+use crate::one_version::number;
+
 /// Seconds of the units of ages, by letter.
 const TIME_UNITS: [(char, u64); 6] =
     [('s', 1), ('m', 60), ('h', 3600), ('d', 86_400), ('w', 604_800), ('y', 31_536_000)];
@@ -29,11 +31,6 @@ impl FromStr for Age {
 pub fn show_age(secs: u64) -> String {
     let unit = TIME_UNITS.iter().rev().find(|(_, unit)| secs >= *unit).unwrap_or(&TIME_UNITS[0]);
     format!("{}{}", secs / unit.1, unit.0)
-}
-
-/// The number that a selection is, if it is one. A sign makes it a name: there are snapshots called `+5`.
-pub fn number(text: &str) -> Option<u32> {
-    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
 }
 
 /// What errors are about.

@@ -1,0 +1,180 @@
+//! In which snapshots of a directory something is surely what it was in the snapshot before.
+//!
+//! `pando log` compares what a path leads to in each snapshot with what it led to in the one before. Of thousands of
+//! snapshots it nearly always leads to the same, and this tells so of many at once, at the cost of some point queries
+//! and of a difference in which both sides share everything. Guarantee: what is told to be the same is the same to
+//! every caller, rights on the way included. Of what is not told so nothing is known: linked files, for instance, are
+//! looked up nowhere.
+
+use std::path::{Component, Path};
+
+use bytes::Bytes;
+use pando_db::Snapshot;
+
+use crate::{
+    error::{Error, Result},
+    family::damaged,
+    path,
+    record::{Record, Stored},
+    rights::may_list,
+    types::{Caller, FileKind, Ino, Time},
+    volume::Fs,
+};
+
+/// What was found out about a range of snapshots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Alike {
+    /// The numbers of those in which it is as in the one before.
+    pub numbers: Vec<u32>,
+    /// The number of the last one that was looked at, if there are more: where to go on. It is looked at again, as the
+    /// one before the next.
+    pub next: Option<u32>,
+}
+
+/// The path in one snapshot.
+#[derive(PartialEq, Eq)]
+struct Way {
+    /// The directories above, without what says nothing of rights; `None` where the path ends early.
+    dirs: Vec<Option<Record>>,
+    /// What it leads to, if anything.
+    end: Option<WayEnd>,
+}
+
+/// The record at the end of the path.
+#[derive(PartialEq, Eq)]
+enum WayEnd {
+    Plain(Box<Record>),
+    /// A linked file, or something that should not be there: never the same as anything.
+    Other,
+}
+
+impl Fs {
+    /// In which of the snapshots of the directory `source`, from the number `from` on and at most `max`, the path
+    /// `rest` leads to the same as in the one before. `viewer` must be able to list and enter all directories on the
+    /// way; otherwise nothing is told. An empty path is the directory itself.
+    ///
+    /// Cost: for each snapshot a point query for each name, and a difference of what is there, with which the engine
+    /// is done at once where both share it.
+    pub fn alike_snapshots(
+        &self,
+        viewer: Option<&Caller>,
+        source: Ino,
+        rest: &Path,
+        (from, max): (u32, usize),
+    ) -> Result<Alike> {
+        let mut names = Vec::new();
+        for part in rest.components() {
+            match part {
+                Component::Normal(name) => names.push(name.as_encoded_bytes()),
+                _ => return Err(Error::Invalid("a path of plain names, from the directory".into())),
+            }
+        }
+        let mut infos = self.snapshots_of(source, from, max.saturating_add(1))?;
+        let mut found = Alike::default();
+        if infos.len() > max {
+            infos.truncate(max);
+            found.next = infos.last().map(|info| info.number);
+        }
+        let view = self.db.snapshot();
+        let mut before: Option<(u32, Way)> = None;
+        for info in infos {
+            let way = way(&view, viewer, info.number, &names)?;
+            if let (Some((number, old)), Some(way)) = (&before, &way)
+                && old == way
+                && self.is_shared(&view, way, (*number, info.number), &names)?
+            {
+                found.numbers.push(info.number);
+            }
+            before = way.map(|way| (info.number, way));
+        }
+        Ok(found)
+    }
+
+    /// Whether all that is under a path is the same in two snapshots, in which the path itself is.
+    fn is_shared(&self, view: &Snapshot, at: &Way, numbers: (u32, u32), names: &[&[u8]]) -> Result<bool> {
+        let record = match &at.end {
+            None => return Ok(true),
+            Some(WayEnd::Other) => return Ok(false),
+            Some(WayEnd::Plain(record)) => record,
+        };
+        let same = |of: &dyn Fn(&[u8]) -> Bytes, a: &[u8], b: &[u8]| -> Result<bool> {
+            Ok(view.diff(&of(a), view, &of(b))?.next().transpose()?.is_none())
+        };
+        let places = |number: u32| -> Result<(Vec<u8>, Vec<u8>)> {
+            let mut contents = path::snapshot(number);
+            let Some((last, dirs)) = names.split_last() else { return Ok((contents.clone(), contents)) };
+            for dir in dirs {
+                path::enter(&mut contents, dir)?;
+            }
+            Ok((path::entry(&contents, last)?, path::contents(&contents, last)?))
+        };
+        let (a, b) = (places(numbers.0)?, places(numbers.1)?);
+        if record.kind != FileKind::Directory {
+            return same(&path::data, &a.0, &b.0);
+        }
+        // Their contents may lie elsewhere, in a lineage around.
+        if self.has_links() {
+            return Ok(false);
+        }
+        // The keys of a whole snapshot are those of its root as well, whose record is another each time.
+        if names.is_empty() {
+            for kind in [path::ENTRY, path::CONTENTS] {
+                let part = |root: &[u8]| [root, &[kind]].concat();
+                if !same(&path::meta, &part(&a.1), &part(&b.1))? {
+                    return Ok(false);
+                }
+            }
+            return same(&path::data, &a.1, &b.1);
+        }
+        Ok(same(&path::data, &a.0, &b.0)? && same(&path::meta, &a.1, &b.1)? && same(&path::data, &a.1, &b.1)?)
+    }
+}
+
+/// The path in a snapshot; `None` if the viewer may not look along it.
+fn way(view: &Snapshot, viewer: Option<&Caller>, number: u32, names: &[&[u8]]) -> Result<Option<Way>> {
+    let mut contents = path::snapshot(number);
+    let mut entry = contents.clone();
+    let mut found = Way { dirs: Vec::new(), end: None };
+    for depth in 0..=names.len() {
+        let value = view.get(&path::meta(&entry))?;
+        let stored = value.map(|value| Stored::decode(&value)).transpose();
+        let stored = stored.map_err(damaged(format!("snapshot {number}")))?;
+        let Some(name) = names.get(depth) else {
+            found.end = stored.map(|stored| match stored {
+                Stored::Record(record) => WayEnd::Plain(Box::new(compared(&record))),
+                _ => WayEnd::Other,
+            });
+            break;
+        };
+        let Some(Stored::Record(record)) = stored else {
+            found.dirs.push(None);
+            break;
+        };
+        if record.kind != FileKind::Directory {
+            found.dirs.push(None);
+            break;
+        }
+        if viewer.is_some_and(|c| !may_list(c, (view, &path::data(&entry), &record))) {
+            return Ok(None);
+        }
+        // An access list with a key of its own may be another one.
+        if record.has_outside() {
+            return Ok(None);
+        }
+        found.dirs.push(Some(rights_of(&record)));
+        entry = path::entry(&contents, name)?;
+        path::enter(&mut contents, name)?;
+    }
+    Ok(Some(found))
+}
+
+/// What a difference tells of a record: all but when it was read, and which clone it is the root of.
+fn compared(record: &Record) -> Record {
+    Record { atime: record.mtime, clone_id: u64::from(record.clone_id != 0), account: None, ..record.clone() }
+}
+
+/// What of a directory decides who may walk through it.
+fn rights_of(record: &Record) -> Record {
+    let only = Record::new(record.kind, record.perm, record.fileno, Time::default());
+    Record { uid: record.uid, gid: record.gid, attrs: record.attrs.clone(), ..only }
+}

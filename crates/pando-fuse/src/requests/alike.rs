@@ -1,0 +1,33 @@
+//! Tells in which snapshots of a directory a path leads to the same as in the one before.
+
+use std::path::Path;
+
+use pando_fs::Caller;
+
+use crate::{
+    asked, coherence::MountState, control::Response, proof::ProvenRights, requests::Done, transport::Context,
+};
+
+/// Most snapshots that are compared for one answer, a count.
+const MAX_COMPARED_SNAPSHOTS: usize = 1024;
+/// Most names that are looked up for one answer, a count: no signal ends a request meanwhile.
+const MAX_NAMES: usize = 16 << 10;
+
+impl MountState {
+    /// Whoever may enter the directory may ask; others than root are told of what they may walk to.
+    pub(super) fn alike(&self, c: &Context, shows: &ProvenRights, from: u32, path: &Path) -> Done {
+        let all = self.sees_all(c, shows);
+        if !all {
+            self.may_enter(shows)?;
+        }
+        let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+        let viewer = (!all).then_some(&caller);
+        // Two are the least that can be compared.
+        let most = (MAX_NAMES / (1 + path.components().count())).clamp(2, MAX_COMPARED_SNAPSHOTS);
+        let range = (from, most);
+        let found = self.fs.alike_snapshots(viewer, shows.source, path, range)?;
+        let (message, left) = asked::numbers_text(&found.numbers);
+        let next = left.or(found.next).unwrap_or(0);
+        Ok(Response { value: next.into(), message, ..Response::default() })
+    }
+}

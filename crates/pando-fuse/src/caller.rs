@@ -1,7 +1,7 @@
 //! Callers: from the process that the kernel names to the caller that `pando-fs` checks rights of.
 //!
-//! Uses `transport`, and `/proc` for groups, capabilities and user namespaces. What is asked about the caller of a write
-//! must not wait for the caller.
+//! Uses `transport`, and `/proc` for groups, capabilities and user namespaces. What is asked about the caller of a
+//! write must not wait for the caller.
 
 use pando_fs::Caller;
 

@@ -14,10 +14,10 @@
 use bytes::Bytes;
 
 use crate::{
-    dag::{edit::Edit, memtable::Memtable, share::place::PlacedClones},
+    dag::edit::Edit,
     error::{Result, or_if_damaged},
     key::{Lens, Span},
-    node::{Body, Layer, Node, NodeId},
+    node::{Body, Node, NodeId},
 };
 
 /// What a walk looks for.
@@ -119,16 +119,13 @@ impl Edit<'_> {
         }
     }
 
-    /// Adds the oldest memtable to the root, and pushes down only what waits on the paths to the beginnings of the
-    /// ranges that it deletes. Used where space is short and these deletes free some: other messages that wait at the
-    /// root stay there. Some of the deletes may, too, if the edit becomes large. I/O: as [`Edit::push_down_at`], for
-    /// each range.
-    pub fn apply_deletes(&mut self, table: &Memtable, layer: Layer) -> Result<PlacedClones> {
-        let placed = self.keep_table(table, layer)?;
-        for range in table.ranges.values().filter(|range| range.is_delete()) {
-            while !self.is_large() && self.push_down_at(&range.span.lo, Tombstones::All)? {}
+    /// Pushes deletes down on the paths to `keys`, as far as they go. Some stay above if the edit becomes large. I/O:
+    /// as [`Edit::push_down_at`], for each key.
+    pub fn push_down_on<'k>(&mut self, keys: impl Iterator<Item = &'k Bytes>) -> Result<()> {
+        for key in keys {
+            while !self.is_large() && self.push_down_at(key, Tombstones::All)? {}
         }
-        Ok(placed)
+        Ok(())
     }
 
     /// Flushes the edges on the path from the root to `key` that have what `which` says. Returns whether there were

@@ -124,7 +124,7 @@ impl Engine {
     }
 
     /// Bytes that a batch of [`SpaceEffect::Releases`] needs: those of an edit, or of one that changes only the paths
-    /// to both ends of what it deletes, if that is less ([`crate::dag::edit::Edit::apply_deletes`]).
+    /// to both ends of what it deletes, if that is less.
     fn least_for_release(&self) -> u64 {
         let (waiting, height) = self.waiting_at_root();
         let nodes = 2 * (height + 1) + SPLIT_NODES;

@@ -90,12 +90,17 @@ impl Engine {
             true => space,
             false => self.check_for_push_down(space),
         };
-        // What a release deletes is to be free soon, and other messages that wait at the top could take the space for
+        // What a release deletes is to be free soon, and other messages that wait at the root could take the space for
         // that: they stay there.
         let releases = self.is_release(table.first_msn) && self.is_short();
+        let deleted = || table.ranges.values().filter(|range| range.is_delete()).map(|range| &range.span.lo);
         let apply = || {
             let with = |edit: &mut Edit<'_>| match releases {
-                true => edit.apply_deletes(&table, layer.clone()),
+                true => {
+                    let placed = edit.keep_table(&table, layer.clone())?;
+                    edit.push_down_on(deleted())?;
+                    Ok(placed)
+                }
                 false => edit.apply_table(&table, layer.clone()),
             };
             self.edit_in(&cx, check, with, done)

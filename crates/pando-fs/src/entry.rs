@@ -110,6 +110,23 @@ impl Fs {
         Ok(record)
     }
 
+    /// Adds a whiteout to the batch: a device node of number 0 at `entry` in a directory whose `names` the caller
+    /// holds, made as by [`Fs::mknod`].
+    pub(crate) fn leave_whiteout(
+        &self,
+        batch: &mut Batch,
+        c: &Caller,
+        at: &DirAt,
+        entry: &[u8],
+        now: Time,
+    ) -> Result<()> {
+        let new = New { kind: FileKind::CharDevice, mode: 0, rdev: 0, target: None };
+        let fresh = Record::new(new.kind, 0, self.fresh_file()?, now);
+        let record = self.new_record(batch, c, at, &path::data(entry), fresh, &new)?;
+        batch.put(path::meta(entry), record.encode());
+        Ok(())
+    }
+
     /// Makes a regular file without a name, with owner and mode as if it were made in `parent`, and opens it.
     /// [`Fs::link`] can give it a name, unless O_EXCL is in `flags`; without a name it disappears with its last
     /// handle, or after a crash. Counts one reference of the kernel; release the handle as well.

@@ -106,7 +106,9 @@ impl Change {
         r.ctime = self.ctime.unwrap_or(r.ctime);
         r.nlink = r.nlink.saturating_add_signed(self.nlink);
         r.dense = self.dense.unwrap_or(r.dense);
-        if self.drop_capability && r.attrs.get(attrs::CAPABILITY).is_some() {
+        // A directory's means nothing, and stays as the kernel's own file systems keep it.
+        let is_program = r.kind != FileKind::Directory;
+        if self.drop_capability && is_program && r.attrs.get(attrs::CAPABILITY).is_some() {
             r.attrs = r.attrs.without(attrs::CAPABILITY);
         }
         if r.kind == FileKind::Directory {

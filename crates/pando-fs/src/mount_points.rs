@@ -62,6 +62,12 @@ impl MountPoints {
         self.0.lock().notes.retain(|note| note.id != id);
     }
 
+    /// Whether any mount shows a snapshot, of those that count for calls of this thread.
+    pub(crate) fn has_views(&self) -> bool {
+        let (noted, own) = (self.0.lock(), thread::current().id());
+        noted.notes.iter().any(|note| note.thread == own && !note.views.is_empty())
+    }
+
     /// A mount that shows this snapshot, of those that count for calls of this thread.
     pub(crate) fn view_of(&self, root: Ino) -> Option<SnapshotMount> {
         let (noted, own) = (self.0.lock(), thread::current().id());

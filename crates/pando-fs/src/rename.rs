@@ -386,18 +386,17 @@ impl Fs {
                 }
             }
         }
-        match whiteout {
-            None => batch.delete(path::meta(&src.entry)),
-            Some(c) => {
-                let mut left = Record::new(FileKind::CharDevice, 0, self.fresh_file()?, now);
-                (left.uid, left.gid) = (c.uid, c.gid);
-                batch.put(path::meta(&src.entry), left.encode())
-            }
-        };
+        if whiteout.is_none() {
+            batch.delete(path::meta(&src.entry));
+        }
         moving.leave(&mut batch);
         moving.arrive(&mut batch, &dst.entry, now);
         for (from, to) in moving.prefixes() {
             batch.rename_prefix(from.clone(), to.clone());
+        }
+        if let Some(c) = whiteout {
+            // Behind the renames, which would take along what lies below the data prefix of the old name.
+            self.leave_whiteout(&mut batch, c, src.at, &src.entry, now)?;
         }
         let touched = Change::modified(now);
         pair.touch(&mut batch, &touched);

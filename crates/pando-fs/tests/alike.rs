@@ -124,10 +124,32 @@ fn who_may_not_walk_to_something_is_told_nothing_of_it() {
     let most: BTreeSet<u32> = all[1..].iter().copied().collect();
     assert_eq!(told(Some(&other), "open/f"), most, "not behind the change of rights");
     assert_eq!(told(None, "open/f"), most, "nor for others: that is for the kernel to say");
-    assert_eq!(told(Some(&other), "closed/f"), BTreeSet::new());
+    for path in ["closed/f", "closed", ""] {
+        assert_eq!(told(Some(&other), path), BTreeSet::new(), "of {path:?}");
+    }
     assert!(told(None, "closed/f").contains(&last));
     assert_eq!(told(None, "no/such/path").len(), 4);
     assert!(w.on("/t", |a| w.fs.alike_snapshots(None, a.ino, Path::new("../x"), (0, 9))).is_err());
+}
+
+/// Whoever looks follows links on the way. What they lead to was not compared, and a change of the link was not told.
+#[test]
+fn a_path_through_a_link_is_never_told_to_be_the_same() {
+    let w = World::new();
+    w.mkdir("/t");
+    w.mkdir("/t/v1");
+    w.put("/t/v1/f", b"1");
+    w.symlink("/t/cur", "v1");
+    (0..2).for_each(|i| _ = snapshot(&w, "/t", &format!("a{i}")));
+    w.unlink("/t/cur").unwrap();
+    (0..2).for_each(|i| _ = snapshot(&w, "/t", &format!("b{i}")));
+    w.symlink("/t/cur", "v2");
+    w.link("/t/cur", "/t/again").unwrap();
+    (0..2).for_each(|i| _ = snapshot(&w, "/t", &format!("c{i}")));
+    let told = alike(&w, None, "/t", "cur/f", 100);
+    let all = w.on("/t", |a| w.fs.snapshots(a.ino)).unwrap();
+    let name = |number: &u32| all.iter().find(|s| s.number == *number).unwrap().name.clone();
+    assert_eq!(told.iter().map(name).collect::<Vec<_>>(), ["b1"], "only where there is nothing");
 }
 
 /// Ten changes among thousands of snapshots: what is read does not grow with those that change nothing.

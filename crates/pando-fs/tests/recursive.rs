@@ -399,6 +399,7 @@ fn set_id_bits_capabilities_links_and_devices() {
     let cap = OsStr::new("security.capability");
     w.on("/t/prog", |a| w.fs.set_xattr(&w.me, a.ino, cap, b"0123456789", 0)).unwrap();
     w.on("/t/prog", |a| w.fs.set_xattr(&w.me, a.ino, OsStr::new("user.kept"), b"v", 0)).unwrap();
+    w.on("/t", |a| w.fs.set_xattr(&w.me, a.ino, cap, b"0123456789", 0)).unwrap();
     w.change_checked("/t", &mode("o+w"));
     w.on("/t/prog", |a| w.fs.get_xattr(&w.me, a.ino, cap)).expect("a change of mode leaves it");
     w.change_checked("/t", &chown(None, Some(7)));
@@ -408,6 +409,8 @@ fn set_id_bits_capabilities_links_and_devices() {
         assert_eq!((perm("pipe"), perm("null"), perm("link")), (0o757, 0o602, 0o777));
         assert_eq!((w.attr("/t").perm, w.attr("/t/link").gid), (0o2757, 7));
         assert_eq!(errno(w.on("/t/prog", |a| w.fs.get_xattr(&w.me, a.ino, cap))), 61);
+        w.on("/t", |a| w.fs.get_xattr(&w.me, a.ino, cap))
+            .expect("that of a directory means nothing, and stays");
         assert_eq!(
             &w.on("/t/prog", |a| w.fs.get_xattr(&w.me, a.ino, OsStr::new("user.kept"))).unwrap()[..],
             b"v"

@@ -13,7 +13,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use pando_fs::{FileKind, Fs, Ino, SnapshotMount};
+use pando_fs::{Error, FileKind, Fs, Ino, SnapshotMount};
 use parking_lot::Mutex;
 
 use crate::mountinfo::Entry;
@@ -45,7 +45,11 @@ impl Views {
             let old = before.get(&mount.id);
             let snapshot = match old.filter(|old| old.root == root) {
                 Some(old) => old.snapshot,
-                None => snapshot_at(fs, &root).or(old.and_then(|old| old.snapshot)),
+                None => match snapshot_at(fs, &root) {
+                    Ok(snapshot) => snapshot.or(old.and_then(|old| old.snapshot)),
+                    // Nothing is noted, so the next look asks again.
+                    Err(_) => continue,
+                },
             };
             known.insert(mount.id, KnownView { root, snapshot });
             views.extend(snapshot.map(|root| SnapshotMount { root, dir: mount.dir }));
@@ -62,19 +66,28 @@ fn named(root: &Path) -> PathBuf {
 }
 
 /// The root of the snapshot that a path from the root of the file system lies in.
-fn snapshot_at(fs: &Fs, path: &Path) -> Option<Ino> {
+fn snapshot_at(fs: &Fs, path: &Path) -> pando_fs::Result<Option<Ino>> {
     // Nearly all mounts show something else, and no name of such a path is looked up.
-    path.components().any(|part| part.as_os_str() == ".snapshots").then_some(())?;
+    if !path.components().any(|part| part.as_os_str() == ".snapshots") {
+        return Ok(None);
+    }
     let mut dir = pando_fs::ROOT;
     let mut held = Vec::new();
-    let mut found = None;
+    let mut found = Ok(None);
     for part in path.components() {
         let Component::Normal(name) = part else { continue };
-        let Ok(next) = fs.lookup(dir, name) else { break };
+        let next = match fs.lookup(dir, name) {
+            Ok(next) => next,
+            Err(Error::NotFound(_) | Error::NotDirectory(_)) => break,
+            Err(error) => {
+                found = Err(error);
+                break;
+            }
+        };
         held.push(next.ino);
         dir = next.ino;
         if fs.snapshot_of(dir).is_some() {
-            found = Some(dir);
+            found = Ok(Some(dir));
             break;
         }
         if next.kind != FileKind::Directory {

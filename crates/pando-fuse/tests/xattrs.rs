@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, Permissions},
     io,
     os::unix::fs::{FileExt, FileTypeExt, MetadataExt, PermissionsExt, symlink},
     path::Path,
@@ -12,7 +12,9 @@ use std::{
 
 use super::common::{World, errno};
 use pando_fuse::{Settings, control::ControlRequest};
-use rustix::fs::{CWD, FallocateFlags, RenameFlags, SeekFrom, XattrFlags, fallocate, renameat_with, seek};
+use rustix::fs::{
+    CWD, FallocateFlags, FileType, Mode, RenameFlags, SeekFrom, XattrFlags, fallocate, renameat_with, seek,
+};
 
 macro_rules! world {
     ($settings:expr) => {
@@ -355,6 +357,34 @@ fn a_rename_leaves_a_whiteout() {
             assert!(left.file_type().is_char_device() && left.rdev() == 0, "{name}");
         }
         assert_eq!(fs::read(w.path("g")).unwrap(), b"x");
+        w.remount();
+    }
+}
+
+/// It is made like any other file: it had the caller's group and no access list.
+#[test]
+fn a_whiteout_inherits_what_its_directory_gives() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mut w = world!(Settings { dev: true, ..Settings::default() });
+    let d = w.path("d");
+    fs::create_dir(&d).unwrap();
+    std::os::unix::fs::chown(&d, None, Some(2000)).unwrap();
+    fs::set_permissions(&d, Permissions::from_mode(0o2775)).unwrap();
+    set(&d, "system.posix_acl_default", &list([7, 6, 5, 7, 0]), XattrFlags::empty()).unwrap();
+    fs::write(d.join("f"), "x").unwrap();
+    let flags = RenameFlags::WHITEOUT;
+    renameat_with(CWD, d.join("f"), CWD, d.join("g"), flags).unwrap();
+    rustix::fs::mknodat(CWD, d.join("made"), FileType::CharacterDevice, Mode::empty(), 0).unwrap();
+    for _ in 0..2 {
+        let of = |name: &str| {
+            let path = w.path("d").join(name);
+            let m = fs::symlink_metadata(&path).unwrap();
+            (m.mode(), m.gid(), m.rdev(), get(&path, "system.posix_acl_access").unwrap())
+        };
+        assert_eq!(of("f"), of("made"));
+        assert_eq!(of("f").1, 2000);
         w.remount();
     }
 }

@@ -34,7 +34,8 @@ pub struct Alike {
 /// The path in one snapshot.
 #[derive(PartialEq, Eq)]
 struct Way {
-    /// The directories above, without what says nothing of rights; `None` where the path ends early.
+    /// The directories above, without what says nothing of rights; `None` where the path ends early, because nothing is
+    /// there, or nothing that could lead on.
     dirs: Vec<Option<Record>>,
     /// What it leads to, if anything.
     end: Option<WayEnd>,
@@ -51,7 +52,7 @@ enum WayEnd {
 impl Fs {
     /// In which of the snapshots of the directory `source`, from the number `from` on and at most `max`, the path
     /// `rest` leads to the same as in the one before. `viewer` must be able to list and enter all directories on the
-    /// way; otherwise nothing is told. An empty path is the directory itself.
+    /// way; otherwise nothing is told, nor of a directory at its end. An empty path is the directory itself.
     ///
     /// Cost: for each snapshot a point query for each name, and a difference of what is there, with which the engine
     /// is done at once where both share it.
@@ -81,7 +82,7 @@ impl Fs {
             let way = way(&view, viewer, info.number, &names)?;
             if let (Some((number, old)), Some(way)) = (&before, &way)
                 && old == way
-                && self.is_shared(&view, way, (*number, info.number), &names)?
+                && self.is_shared((&view, viewer), way, (*number, info.number), &names)?
             {
                 found.numbers.push(info.number);
             }
@@ -91,7 +92,13 @@ impl Fs {
     }
 
     /// Whether all that is under a path is the same in two snapshots, in which the path itself is.
-    fn is_shared(&self, view: &Snapshot, at: &Way, numbers: (u32, u32), names: &[&[u8]]) -> Result<bool> {
+    fn is_shared(
+        &self,
+        (view, viewer): (&Snapshot, Option<&Caller>),
+        at: &Way,
+        numbers: (u32, u32),
+        names: &[&[u8]],
+    ) -> Result<bool> {
         let record = match &at.end {
             None => return Ok(true),
             Some(WayEnd::Other) => return Ok(false),
@@ -112,6 +119,10 @@ impl Fs {
         if record.kind != FileKind::Directory {
             return same(&path::data, &a.0, &b.0);
         }
+        // Some of what is below may be closed to the viewer, who is not to hear of changes there.
+        if viewer.is_some() {
+            return Ok(false);
+        }
         // Their contents may lie elsewhere, in a lineage around.
         if self.has_links() {
             return Ok(false);
@@ -130,7 +141,7 @@ impl Fs {
     }
 }
 
-/// The path in a snapshot; `None` if the viewer may not look along it.
+/// The path in a snapshot; `None` if the viewer may not look along it, or it may lead elsewhere.
 fn way(view: &Snapshot, viewer: Option<&Caller>, number: u32, names: &[&[u8]]) -> Result<Option<Way>> {
     let mut contents = path::snapshot(number);
     let mut entry = contents.clone();
@@ -146,14 +157,16 @@ fn way(view: &Snapshot, viewer: Option<&Caller>, number: u32, names: &[&[u8]]) -
             });
             break;
         };
-        let Some(Stored::Record(record)) = stored else {
+        let record = match stored {
+            None => None,
+            Some(Stored::Record(record)) if record.kind != FileKind::Symlink => Some(record),
+            // A symbolic link, which whoever looks follows, or a linked file, which may be one.
+            Some(_) => return Ok(None),
+        };
+        let Some(record) = record.filter(|record| record.kind == FileKind::Directory) else {
             found.dirs.push(None);
             break;
         };
-        if record.kind != FileKind::Directory {
-            found.dirs.push(None);
-            break;
-        }
         if viewer.is_some_and(|c| !may_list(c, (view, &path::data(&entry), &record))) {
             return Ok(None);
         }

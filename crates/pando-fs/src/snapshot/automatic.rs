@@ -252,8 +252,10 @@ impl Fs {
     ) -> Result<()> {
         let is_short = || Ok::<_, Error>(policy.is_short(&self.statfs()?));
         let mut short = is_short()?;
-        // The space that was freed so far, by this policy or otherwise, may be enough once it is available.
-        if short && policy.gone(now, snapshots, true) != policy.gone(now, snapshots, false) {
+        // The space that was freed so far, by this policy or otherwise, may be enough once it is available. That takes
+        // long, so it is not done for those that could not go.
+        let left = if short { self.without_mounted(snapshots)? } else { Vec::new() };
+        if short && policy.gone(now, &left, true) != policy.gone(now, &left, false) {
             self.db.settle_until(|| self.ledger.is_stopped() || !is_short().unwrap_or(true))?;
             short = is_short()? && !self.ledger.is_stopped();
         }

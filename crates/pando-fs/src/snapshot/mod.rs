@@ -388,6 +388,31 @@ impl Fs {
         self.delete_snapshot_by(by.into(), source, number)
     }
 
+    /// Those of the snapshots that no mount shows, as far as this thread has said what is mounted.
+    pub(super) fn without_mounted(&self, snapshots: &[SnapshotInfo]) -> Result<Vec<SnapshotInfo>> {
+        let mut left = snapshots.to_vec();
+        if !self.mount_points.has_views() {
+            return Ok(left);
+        }
+        let mut failed = Ok(());
+        left.retain(|info| match self.root_in_memory(info.number) {
+            Ok(root) => root.is_none_or(|root| self.mount_points.view_of(root.ino).is_none()),
+            Err(error) => {
+                failed = Err(error);
+                true
+            }
+        });
+        failed.map(|()| left)
+    }
+
+    /// The root of a snapshot, if the kernel knows it.
+    fn root_in_memory(&self, number: u32) -> Result<Option<InodeRef>> {
+        let record = self.db.get(&path::meta(&path::snapshot(number)))?;
+        let Some(record) = record.and_then(|value| Record::decode(&value).ok()) else { return Ok(None) };
+        let inside = self.lineages.known(&self.db, 0, record.clone_id)?;
+        Ok(inside.and_then(|inside| self.table.find(inode_number(inside, record.fileno))))
+    }
+
     fn delete_snapshot_by(&self, by: Rights<'_>, source: Ino, number: u32) -> Result<CloneReport> {
         self.writable()?;
         let (family, family_dir, dir) = self.family_of(source)?;

@@ -78,16 +78,18 @@ fn exchange(top: &Path, to: &Path) -> Result<()> {
     let aside = parent.join(format!(".pando-restore-{}", std::process::id()));
     let to = parent.join(name);
     super::clone::clone_to(top, (&aside, &to), false)?;
-    let removed = || -> Result<()> {
-        renameat_with(CWD, &aside, CWD, &to, RenameFlags::EXCHANGE)
-            .with_context(|| to.display().to_string())?;
-        tool::remove(&place::entry_path(&aside)?, true).inspect_err(|_| {
-            // What may not be removed keeps its place.
-            let _ = renameat_with(CWD, &aside, CWD, &to, RenameFlags::EXCHANGE);
-        })?;
-        Ok(())
-    };
-    removed().inspect_err(|_| {
+    let exchange = || renameat_with(CWD, &aside, CWD, &to, RenameFlags::EXCHANGE);
+    if let Err(error) = exchange() {
         let _ = place::entry_path(&aside).map(|aside| tool::remove(&aside, true));
+        return Err(error).with_context(|| to.display().to_string());
+    }
+    // What may not be removed keeps its place. Others may have written into the clone meanwhile, so that stays.
+    let removed = place::entry_path(&aside).and_then(|old| Ok(tool::remove(&old, true)?));
+    removed.map(drop).map_err(|error| match exchange() {
+        Ok(()) => error.context(format!(
+            "what was restored is at {}: others may have written to it while it was in place",
+            aside.display()
+        )),
+        Err(back) => error.context(format!("what it replaced is at {} still ({back})", aside.display())),
     })
 }

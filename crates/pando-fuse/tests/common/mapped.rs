@@ -39,11 +39,12 @@ impl Map {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", &name]).env(TOLD, format!("{len} {writable}"));
         let fd = file.as_raw_fd();
+        // A file that has this number already would be closed by the start of the program.
         let give = move || match unsafe { libc::dup2(fd, FILE) } {
-            FILE => Ok(()),
+            FILE if unsafe { libc::fcntl(FILE, libc::F_SETFD, 0) } == 0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         };
-        // SAFETY: only the call above is made in the new process, which may be made there.
+        // SAFETY: only the calls above are made in the new process, which may be made there.
         unsafe { command.pre_exec(give) };
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (to, from) = (child.stdin.take(), BufReader::new(child.stdout.take().unwrap()));

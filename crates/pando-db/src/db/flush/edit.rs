@@ -5,7 +5,10 @@
 //! decoded, and when edges are followed, and give errors instead. So an assertion that fails is a bug; nothing has
 //! been published then, and the store stops.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::{
+    ops::RangeInclusive,
+    sync::{Arc, atomic::Ordering},
+};
 
 use crate::{
     dag::{
@@ -16,8 +19,9 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Edits without space for what they push down of which one is tried again, a count.
-const SKIPPED_PUSH_DOWNS: u32 = 64;
+/// Edits without space for what they push down of which one is tried again, a count. It is odd, because those for
+/// memtables and those for the root come in turns.
+const SKIPPED_PUSH_DOWNS: u32 = 63;
 
 /// Whether an edit is published only if there is space on the device for all nodes that are dirty then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,9 +34,9 @@ pub(crate) enum SpaceCheck {
 }
 
 impl Engine {
-    /// Whether a memtable whose newest batch is number `msn` may have one that removes the last reference to data.
-    pub(super) fn is_release(&self, msn: u64) -> bool {
-        msn <= self.counters.released.load(Ordering::Relaxed)
+    /// Whether a memtable with the batches of these numbers has the newest one that removes the last reference to data.
+    pub(super) fn has_release(&self, batches: RangeInclusive<u64>) -> bool {
+        batches.contains(&self.counters.released.load(Ordering::Relaxed))
     }
 
     /// The check for an edit that pushes deletes down. It may copy as many shared nodes as it can change, whose old
@@ -73,6 +77,11 @@ impl Engine {
             free_bytes.store(self.space.free_bytes(), Ordering::Relaxed);
         }
         done.map(Some)
+    }
+
+    /// Notes that there was space for what an edit has pushed down. The caller holds `flushing`.
+    pub(super) fn note_pushed_down(&self) {
+        self.counters.push_down_refused.free_bytes.store(0, Ordering::Relaxed);
     }
 
     pub fn context(&self) -> Context<'_> {
@@ -151,7 +160,7 @@ impl Engine {
         let versions = Dirty::weigh(changes.versions(), self.limits.node);
         let kept = match space {
             SpaceCheck::Required => Some(0),
-            SpaceCheck::LeavesRelease => Some(self.release_reserve()),
+            SpaceCheck::LeavesRelease => Some(self.release_reserve().min(self.reserve() / 2)),
             SpaceCheck::Skipped => None,
         };
         if kept.is_some_and(|kept| !self.has_space_for(self.dirty.growth(&versions), kept)) {

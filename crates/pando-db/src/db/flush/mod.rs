@@ -86,16 +86,19 @@ impl Engine {
         // read, or because space is short although nothing is dirty.
         let stays =
             |error: &Error| error.is_damage() || matches!(error, Error::NoSpace) && self.dirty.count() == 0;
-        let check = match self.is_release(table.first_msn) {
+        let releases = self.has_release(table.first_msn..=table.msn);
+        // Clones were admitted only where there was more space. They are not kept at the root without need, because
+        // what waits for their sources is copied there.
+        let check = match releases || table.has_clones() {
             true => space,
             false => self.check_for_push_down(space),
         };
         // What a release deletes is to be free soon, and other messages that wait at the root could take the space for
         // that: they stay there.
-        let releases = self.is_release(table.first_msn) && self.is_short();
+        let only_deletes = releases && !table.has_clones() && self.is_short();
         let deleted = || table.ranges.values().filter(|range| range.is_delete()).map(|range| &range.span.lo);
         let apply = || {
-            let with = |edit: &mut Edit<'_>| match releases {
+            let with = |edit: &mut Edit<'_>| match only_deletes {
                 true => {
                     let placed = edit.keep_table(&table, layer.clone())?;
                     edit.push_down_on(deleted())?;
@@ -103,7 +106,9 @@ impl Engine {
                 }
                 false => edit.apply_table(&table, layer.clone()),
             };
-            self.edit_in(&cx, check, with, done)
+            let applied = self.edit_in(&cx, check, with, done)?;
+            self.note_pushed_down();
+            Ok(applied)
         };
         let placed = match self.push_down(check, apply).and_then(|pushed| pushed.ok_or(Error::NoSpace)) {
             Err(error) if stays(&error) => {
@@ -184,12 +189,16 @@ impl Engine {
         let is_new = self.lowered_at.swap(msn, Ordering::Relaxed) != msn;
         let cx = self.context();
         let check = self.check_for_push_down(space);
-        let push_down = || {
-            Ok(is_new && or_not(self.edit_in(&cx, check, |edit| edit.lower_too_tall(), |_| ()))?
-                || or_not(self.edit_in(&cx, check, |edit| edit.relieve_root(), |_| ()))?)
-        };
-        let done = self.push_down(check, push_down)?;
-        Ok(if done.unwrap_or(false) { FlushStep::Done } else { FlushStep::Nothing })
+        if is_new && or_not(self.edit_in(&cx, check, |edit| edit.lower_too_tall(), |_| ()))? {
+            return Ok(FlushStep::Done);
+        }
+        let relieved =
+            self.push_down(check, || or_not(self.edit_in(&cx, check, |edit| edit.relieve_root(), |_| ())))?;
+        if relieved != Some(true) {
+            return Ok(FlushStep::Nothing);
+        }
+        self.note_pushed_down();
+        Ok(FlushStep::Done)
     }
 
     /// Applies all sealed memtables without writing to the device: for recovery, because the device may be read-only.

@@ -47,8 +47,13 @@ impl Views {
                 Some(old) => old.snapshot,
                 None => match snapshot_at(fs, &root) {
                     Ok(snapshot) => snapshot.or(old.and_then(|old| old.snapshot)),
-                    // Nothing is noted, so the next look asks again.
-                    Err(_) => continue,
+                    // The path is not noted, so the next look asks again.
+                    Err(_) => {
+                        let Some(old) = old else { continue };
+                        known.insert(mount.id, old.clone());
+                        views.extend(old.snapshot.map(|root| SnapshotMount { root, dir: mount.dir }));
+                        continue;
+                    }
                 },
             };
             known.insert(mount.id, KnownView { root, snapshot });

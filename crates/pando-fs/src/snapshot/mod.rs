@@ -395,8 +395,9 @@ impl Fs {
             return Ok(left);
         }
         let mut failed = Ok(());
-        left.retain(|info| match self.root_in_memory(info.number) {
-            Ok(root) => root.is_none_or(|root| self.mount_points.view_of(root.ino).is_none()),
+        left.retain(|info| match self.root_of_snapshot(info.number) {
+            Ok(Some((ino, ..))) => self.mount_points.view_of(ino).is_none(),
+            Ok(None) => true,
             Err(error) => {
                 failed = Err(error);
                 true
@@ -405,12 +406,12 @@ impl Fs {
         failed.map(|()| left)
     }
 
-    /// The root of a snapshot, if the kernel knows it.
-    fn root_in_memory(&self, number: u32) -> Result<Option<InodeRef>> {
+    /// The number of the root of a snapshot, its record and its lineage. `None` if no number was ever given to it.
+    fn root_of_snapshot(&self, number: u32) -> Result<Option<(Ino, Record, u32)>> {
         let record = self.db.get(&path::meta(&path::snapshot(number)))?;
         let Some(record) = record.and_then(|value| Record::decode(&value).ok()) else { return Ok(None) };
         let inside = self.lineages.known(&self.db, 0, record.clone_id)?;
-        Ok(inside.and_then(|inside| self.table.find(inode_number(inside, record.fileno))))
+        Ok(inside.map(|inside| (inode_number(inside, record.fileno), record, inside)))
     }
 
     fn delete_snapshot_by(&self, by: Rights<'_>, source: Ino, number: u32) -> Result<CloneReport> {
@@ -429,15 +430,11 @@ impl Fs {
         batch.delete(system::snapshot(family.id, number));
         batch.delete(system::snapshot_name(family.id, info.name.as_encoded_bytes()));
         batch.put(system::family(source), Family { changed: now, ..family }.encode());
-        let record = self.db.get(&path::meta(&path::snapshot(number)))?;
-        let record = record.and_then(|value| Record::decode(&value).ok());
         let mut lineage = None;
         let mut root = None;
-        if let Some(record) = &record
-            && let Some(inside) = self.lineages.known(&self.db, 0, record.clone_id)?
-        {
-            lineage = self.lineages.retire(&self.db, &mut batch, 0, record, inside)?;
-            root = self.table.find(inode_number(inside, record.fileno));
+        if let Some((ino, record, inside)) = self.root_of_snapshot(number)? {
+            lineage = self.lineages.retire(&self.db, &mut batch, 0, &record, inside)?;
+            root = self.table.find(ino);
         }
         if let Some(root) = &root {
             self.may_leave(&family_dir, info.name.as_encoded_bytes(), root)?;

@@ -335,13 +335,22 @@ mod tests {
         assert!(db.check().unwrap().findings.is_empty());
     }
 
+    /// A store with small nodes.
+    fn small_store() -> Arc<SimDevice> {
+        let sim = Arc::new(SimDevice::new(16 << 20, 1));
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        Db::create(sim.clone(), &create, &without_threads()).unwrap();
+        sim
+    }
+
+    fn without_threads() -> Options {
+        Options { background: false, ..Options::default() }
+    }
+
     /// Until the superblock of a checkpoint is durable, a crash leads back to the last one: none of its space is free.
     #[test]
     fn the_last_checkpoint_keeps_its_space_until_the_next_is_durable() {
-        let sim = Arc::new(SimDevice::new(16 << 20, 1));
-        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
-        let options = || Options { background: false, ..Options::default() };
-        Db::create(sim.clone(), &create, &options()).unwrap();
+        let sim = small_store();
         // Free bytes when the first slot of a superblock was written last, and its flush had not come.
         let free = Arc::new(AtomicU64::new(0));
         let store: Arc<OnceLock<Weak<Engine>>> = Arc::default();
@@ -355,7 +364,7 @@ mod tests {
             }
             Ok(())
         });
-        let db = Db::open(Arc::new(device), options()).unwrap();
+        let db = Db::open(Arc::new(device), without_threads()).unwrap();
         store.set(Arc::downgrade(db.engine())).unwrap();
         for round in 0..3 {
             (0..500).for_each(|i| db.put(format!("{i:04}"), vec![round; 500]).unwrap());
@@ -372,10 +381,7 @@ mod tests {
     /// is free then: a discard of it might run already.
     #[test]
     fn a_checkpoint_that_may_have_reached_the_device_keeps_its_space() {
-        let sim = Arc::new(SimDevice::new(16 << 20, 1));
-        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
-        let options = || Options { background: false, ..Options::default() };
-        Db::create(sim.clone(), &create, &options()).unwrap();
+        let sim = small_store();
         // Free bytes when the superblock was to be written and was not.
         let free: Arc<OnceLock<u64>> = Arc::default();
         let store: Arc<OnceLock<Weak<Engine>>> = Arc::default();
@@ -390,7 +396,7 @@ mod tests {
             }
             Ok(())
         });
-        let db = Db::open(Arc::new(device), options()).unwrap();
+        let db = Db::open(Arc::new(device), without_threads()).unwrap();
         for round in 0..2 {
             (0..500).for_each(|i| db.put(format!("{i:04}"), vec![round; 500]).unwrap());
             if round == 0 {

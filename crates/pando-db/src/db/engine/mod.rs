@@ -111,7 +111,7 @@ pub(crate) struct Durable {
 /// The last edit that found no space for what it pushes down, on a store with shared nodes.
 #[derive(Default)]
 pub(crate) struct RefusedPushDown {
-    /// Bytes that were free then; 0 if there always was space.
+    /// Bytes that were free then; 0 if there has been space since, or always was.
     pub free_bytes: AtomicU64,
     /// Edits that were not tried since the store was opened, a count.
     pub skipped: AtomicU32,

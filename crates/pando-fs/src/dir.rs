@@ -26,7 +26,7 @@ use crate::{
     path,
     position::{self, NameList},
     record::Record,
-    types::{Attr, DirEntry, DirHandle, FileKind, Ino},
+    types::{Attr, DirEntry, DirHandle, FileKind, Ino, NamedEntry},
     volume::Fs,
 };
 
@@ -50,11 +50,30 @@ enum From {
     At(Vec<u8>),
 }
 
-/// A file with holes: its inode, or its number of dense blocks and the prefix of its data.
-type Sparse = Result<InodeRef, (u64, Bytes)>;
+impl From {
+    /// Bounds of the entries that follow in the directory with these contents.
+    fn bounds(&self, contents: &[u8]) -> (Bytes, Bytes) {
+        match self {
+            Self::Begin => path::listing(contents, None),
+            Self::Behind(name) => path::listing(contents, Some(name)),
+            Self::At(name) => path::listing_between(contents, name, None),
+        }
+    }
+}
 
 /// A name and its attributes.
 type NameAttr = (Box<[u8]>, Attr);
+
+/// An entry as it is stored.
+struct ScannedEntry<'a> {
+    /// The contents prefix of its directory.
+    contents: &'a [u8],
+    name: &'a [u8],
+    ino: Ino,
+    record: &'a Record,
+    /// Of a linked file: the contents prefix of the root of its lineage, and its number in the link area.
+    linked: Option<(&'a [u8], u64)>,
+}
 
 impl Fs {
     /// Opens a directory for listing.
@@ -84,16 +103,100 @@ impl Fs {
         self.list(dh, ino, cookie, max, true)
     }
 
-    fn list(&self, dh: DirHandle, ino: Ino, cookie: u64, max: usize, plus: bool) -> Result<Vec<DirEntry>> {
-        let open = self.dirs.get(dh.0)?;
-        if open.inode.ino != ino {
-            return Err(Error::BadHandle(dh.0));
+    /// Calls `each` with the entries behind the one with `cookie`, at most `max`, until it returns false: what
+    /// [`Fs::readdir`] gives, without attributes and without memory for each entry. The entries before an error are
+    /// given. `each` must not call this file system.
+    pub fn readdir_names(
+        &self,
+        dh: DirHandle,
+        ino: Ino,
+        cookie: u64,
+        max: usize,
+        mut each: impl FnMut(NamedEntry<'_>) -> bool,
+    ) -> Result<()> {
+        let open = self.open_dir(dh, ino)?;
+        let mut out = Vec::new();
+        let more = self.list_head(&open, cookie, max, false, &mut out)?;
+        for e in &out {
+            if !each(NamedEntry { ino: e.ino, kind: e.kind, name: &e.name, cookie: e.cookie }) {
+                return Ok(());
+            }
         }
+        if more && out.len() < max {
+            let from = self.find(&open, cookie)?;
+            let mut names = NameList::default();
+            let mut last = out.last().map_or(cookie, |e| e.cookie);
+            let ended = self.scan(&open.inode, &from, max - out.len(), |e| {
+                let cookie = position::cookie(e.name);
+                let name = OsStr::from_bytes(e.name);
+                let taken = each(NamedEntry { ino: e.ino, kind: e.record.kind, name, cookie });
+                if taken {
+                    names.push(cookie, e.name);
+                    last = cookie;
+                }
+                Ok(taken)
+            });
+            self.listed(&open, names);
+            if ended? {
+                open.end.store(last, Ordering::Relaxed);
+            }
+        }
+        if cookie == 0 {
+            self.accessed(&open.inode);
+        }
+        Ok(())
+    }
+
+    fn list(&self, dh: DirHandle, ino: Ino, cookie: u64, max: usize, plus: bool) -> Result<Vec<DirEntry>> {
+        let open = self.open_dir(dh, ino)?;
         let max = max.min(MAX_ENTRIES);
         let mut out = Vec::new();
+        if self.list_head(&open, cookie, max, plus, &mut out)? && out.len() < max {
+            let from = self.find(&open, cookie)?;
+            let max = max - out.len();
+            let (found, ended) = match plus {
+                true => self.scan_plus(&open.inode, &from, max)?,
+                false => self.scan_attrs(&open.inode, &from, max)?,
+            };
+            let mut names = NameList::default();
+            for (name, attr) in found {
+                let cookie = position::cookie(&name);
+                names.push(cookie, &name);
+                out.push(entry(attr, OsStr::from_bytes(&name), cookie));
+            }
+            self.listed(&open, names);
+            if ended && let Some(last) = out.last() {
+                open.end.store(last.cookie, Ordering::Relaxed);
+            }
+        }
+        if cookie == 0 {
+            self.accessed(&open.inode);
+        }
+        Ok(out)
+    }
+
+    /// The open directory of a handle.
+    fn open_dir(&self, dh: DirHandle, ino: Ino) -> Result<Arc<OpenDir>> {
+        let open = self.dirs.get(dh.0)?;
+        match open.inode.ino == ino {
+            true => Ok(open),
+            false => Err(Error::BadHandle(dh.0)),
+        }
+    }
+
+    /// Adds what comes before the entries of a directory, or all of a directory of snapshots, behind `cookie`; whether
+    /// entries may follow.
+    fn list_head(
+        &self,
+        open: &OpenDir,
+        cookie: u64,
+        max: usize,
+        plus: bool,
+        out: &mut Vec<DirEntry>,
+    ) -> Result<bool> {
         // Only once: a second call with this cookie scans again, because the caller may know of new entries.
         if open.end.swap(0, Ordering::Relaxed) == cookie && cookie != 0 {
-            return Ok(out);
+            return Ok(false);
         }
         if cookie < DOT_COOKIE && max > 0 {
             out.push(entry(open.inode.attr(), OsStr::new("."), DOT_COOKIE));
@@ -107,33 +210,22 @@ impl Fs {
             Link::Snapshots(family) => Some(family),
             _ => None,
         }) {
-            self.list_family(&open.inode, family, cookie, max - out.len(), plus, &mut out)?;
-            return Ok(out);
+            self.list_family(&open.inode, family, cookie, max - out.len(), plus, out)?;
+            return Ok(false);
         }
         if self.snapshots_visible && cookie < SNAPSHOTS_COOKIE && out.len() < max && !open.inode.frozen {
-            self.show_snapshots(&open.inode, plus, &mut out)?;
+            self.show_snapshots(&open.inode, plus, out)?;
         }
-        if out.len() < max {
-            let from = self.find(&open, cookie)?;
-            let (found, ended) = self.scan(&open.inode, &from, max - out.len(), plus)?;
-            if !found.is_empty() {
-                let names = found.into_iter().map(|(name, attr)| {
-                    let cookie = position::cookie(&name);
-                    out.push(entry(attr, OsStr::from_bytes(&name), cookie));
-                    (cookie, name)
-                });
-                let part = Arc::new(NameList::from_iter(names));
-                self.positions.listed(&part);
-                *open.last.lock() = part;
-            }
-            if ended && let Some(last) = out.last() {
-                open.end.store(last.cookie, Ordering::Relaxed);
-            }
+        Ok(true)
+    }
+
+    /// Remembers names that were given out.
+    fn listed(&self, open: &OpenDir, names: NameList) {
+        if !names.is_empty() {
+            let names = Arc::new(names);
+            self.positions.listed(&names);
+            *open.last.lock() = names;
         }
-        if cookie == 0 {
-            self.accessed(&open.inode);
-        }
-        Ok(out)
     }
 
     /// Adds `.snapshots` of a directory, if it has a family and nothing else of that name.
@@ -201,94 +293,111 @@ impl Fs {
         })
     }
 
-    /// Up to `max` entries, and whether there are no more.
-    fn scan(&self, dir: &InodeRef, from: &From, max: usize, plus: bool) -> Result<(Vec<NameAttr>, bool)> {
-        // The entries need to stay as they are only if inodes are taken into memory.
-        let (at, names) = match plus {
-            true => self.hold_names(dir, false).map(|(at, names)| (at, Some(names)))?,
-            false => (self.hold_dir(dir)?, None),
-        };
+    /// Up to `max` entries with a reference each, and whether there are no more.
+    fn scan_plus(&self, dir: &InodeRef, from: &From, max: usize) -> Result<(Vec<NameAttr>, bool)> {
+        // The entries need to stay as they are, because inodes are taken into memory.
+        let (at, names) = self.hold_names(dir, false)?;
         let departures = self.table.departures();
-        let (lo, hi) = match from {
-            From::Begin => path::listing(&at.contents, None),
-            From::Behind(name) => path::listing(&at.contents, Some(name)),
-            From::At(name) => path::listing_between(&at.contents, name, None),
-        };
-        // The lineage, whose link area has the records of linked files, with a view of the same moment: the directory
-        // may be moved once its locks are released.
-        let links = match self.has_links() && !plus {
-            true => Some((self.db.snapshot(), self.domain(&at).contents)),
-            false => None,
-        };
-        let mut cursor = match &links {
-            Some((view, _)) => view.range(&lo, Some(&hi)),
-            None => self.db.range(&lo, Some(&hi)),
-        };
-        let at = match plus {
-            true => Ok(at),
-            false => Err(at.contents.clone()), // lets the place go: the cursor has its own view
-        };
-        let contents = at.as_ref().map_or_else(|contents| contents.clone(), |at| at.contents.clone());
+        let (lo, hi) = from.bounds(&at.contents);
+        let mut cursor = self.db.range(&lo, Some(&hi));
         let mut out: Vec<NameAttr> = Vec::new();
         // Files with holes, whose blocks are counted when nothing is held any more.
-        let mut sparse: Vec<(usize, Sparse)> = Vec::new();
+        let mut sparse: Vec<(usize, InodeRef)> = Vec::new();
         let mut ended = false;
         for _ in 0..max {
             let Some((key, value)) = cursor.next_ref()? else {
                 ended = true;
                 break;
             };
-            let damaged = || Error::Damaged { what: dir.label(), detail: "impossible name of an entry" };
-            let name = path::name_of(&contents, key).ok_or_else(damaged)?;
-            let attr = match &at {
-                Ok(at) => {
-                    let inode = match self.enter(at, name, value, departures)? {
-                        Some(inode) => inode,
-                        None => match self.child(at, name)? {
-                            Some(inode) => inode,
-                            None => continue,
-                        },
-                    };
-                    let attr = inode.count_lookup();
-                    if inode.kind == FileKind::Regular && inode.peek(|s| s.is_uncounted()) {
-                        sparse.push((out.len(), Ok(inode)));
-                    }
-                    attr
-                }
-                Err(_) => {
-                    let what = || String::from_utf8_lossy(name).into_owned();
-                    let (record, link) = match &links {
-                        Some((view, root)) => record_in(view, root, what, value)?,
-                        None => {
-                            let damaged = |detail| Error::Damaged { what: what(), detail };
-                            (Record::decode(value).map_err(damaged)?, None)
-                        }
-                    };
-                    if let Some(dense) = record.dense {
-                        let path = match (link, &links) {
-                            (Some(id), Some((_, root))) => path::linked(root, id),
-                            _ => path::entry(&contents, name)?,
-                        };
-                        sparse.push((out.len(), Err((dense, path::data(&path)))));
-                    }
-                    attr_of(self.lineages.identity(&self.db, dir.lineage, &record)?.0, &record)
-                }
+            let name = path::name_of(&at.contents, key).ok_or_else(|| impossible_name(dir))?;
+            let inode = match self.enter(&at, name, value, departures)? {
+                Some(inode) => inode,
+                None => match self.child(&at, name)? {
+                    Some(inode) => inode,
+                    None => continue,
+                },
             };
-            out.push((name.into(), attr));
+            out.push((name.into(), inode.count_lookup()));
+            if inode.kind == FileKind::Regular && inode.peek(|s| s.is_uncounted()) {
+                sparse.push((out.len() - 1, inode));
+            }
         }
         drop((at, names));
         for (i, inode) in sparse {
-            let Some((_, attr)) = out.get_mut(i) else { continue };
-            *attr = match inode {
-                Ok(inode) => self.attr(&inode),
-                Err((dense, data)) => {
-                    let map = BlockMap::read(&self.db, &data, dense)?;
-                    Attr { blocks: map.units(dense, attr.size), ..*attr }
-                }
-            };
+            if let Some((_, attr)) = out.get_mut(i) {
+                *attr = self.attr(&inode);
+            }
         }
         Ok((out, ended))
     }
+
+    /// Up to `max` entries without references, and whether there are no more.
+    fn scan_attrs(&self, dir: &InodeRef, from: &From, max: usize) -> Result<(Vec<NameAttr>, bool)> {
+        let mut out: Vec<NameAttr> = Vec::new();
+        let ended = self.scan(dir, from, max, |e| {
+            let mut attr = attr_of(e.ino, e.record);
+            if let Some(dense) = e.record.dense {
+                let path = match e.linked {
+                    Some((root, id)) => path::linked(root, id),
+                    None => path::entry(e.contents, e.name)?,
+                };
+                let map = BlockMap::read(&self.db, &path::data(&path), dense)?;
+                attr.blocks = map.units(dense, attr.size);
+            }
+            out.push((e.name.into(), attr));
+            Ok(true)
+        })?;
+        Ok((out, ended))
+    }
+
+    /// Calls `each` for up to `max` entries, as of one moment and with nothing held, until it returns false; whether
+    /// there are no more.
+    fn scan(
+        &self,
+        dir: &InodeRef,
+        from: &From,
+        max: usize,
+        mut each: impl FnMut(&ScannedEntry<'_>) -> Result<bool>,
+    ) -> Result<bool> {
+        let (contents, links) = {
+            let at = self.hold_dir(dir)?;
+            // The lineage, whose link area has the records of linked files, with a view of the same moment: the
+            // directory may be moved once its locks are released.
+            let links = self.has_links().then(|| (self.db.snapshot(), self.domain(&at).contents));
+            (at.contents.clone(), links)
+        };
+        let (lo, hi) = from.bounds(&contents);
+        let mut cursor = match &links {
+            Some((view, _)) => view.range(&lo, Some(&hi)),
+            None => self.db.range(&lo, Some(&hi)),
+        };
+        for _ in 0..max {
+            let Some((key, value)) = cursor.next_ref()? else { return Ok(true) };
+            let name = path::name_of(&contents, key).ok_or_else(|| impossible_name(dir))?;
+            let what = || String::from_utf8_lossy(name).into_owned();
+            let (record, linked) = match &links {
+                Some((view, root)) => {
+                    let (record, id) = record_in(view, root, what, value)?;
+                    (record, id.map(|id| (&root[..], id)))
+                }
+                None => {
+                    let damaged = |detail| Error::Damaged { what: what(), detail };
+                    (Record::decode(value).map_err(damaged)?, None)
+                }
+            };
+            let ino = self.lineages.identity(&self.db, dir.lineage, &record)?.0;
+            let scanned = ScannedEntry { contents: &contents, name, ino, record: &record, linked };
+            if !each(&scanned)? {
+                return Ok(false);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// The error for a key of an entry that names nothing.
+fn impossible_name(dir: &InodeRef) -> Error {
+    Error::Damaged { what: dir.label(), detail: "impossible name of an entry" }
 }
 
 fn entry(attr: Attr, name: &OsStr, cookie: u64) -> DirEntry {

@@ -64,29 +64,49 @@ pub(crate) fn bounds(cookie: u64) -> (Vec<u8>, Option<Vec<u8>>) {
     (if second == 0 { vec![first] } else { vec![first, second << 1] }, above)
 }
 
-/// Names with their cookies, in the order in which they came.
+/// Names with their cookies, in the order in which they came. The names lie in one piece of memory.
 #[derive(Debug, Default)]
 pub(crate) struct NameList {
     cookies: Vec<u64>,
-    names: Vec<Box<[u8]>>,
+    /// Where each name ends in `bytes`.
+    ends: Vec<usize>,
+    bytes: Vec<u8>,
 }
 
 impl NameList {
-    fn push(&mut self, cookie: u64, name: Box<[u8]>) {
+    pub(crate) fn push(&mut self, cookie: u64, name: &[u8]) {
         self.cookies.push(cookie);
-        self.names.push(name);
+        self.bytes.extend_from_slice(name);
+        self.ends.push(self.bytes.len());
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.cookies.is_empty()
+    }
+
+    /// How many names there are.
+    fn len(&self) -> usize {
+        self.cookies.len()
     }
 
     /// The name with this cookie.
     pub(crate) fn find(&self, cookie: u64) -> Option<&[u8]> {
-        let at = self.cookies.iter().position(|c| *c == cookie)?;
-        self.names.get(at).map(|name| &**name)
+        // A listing goes on behind its last name nearly always.
+        self.name(self.cookies.iter().rposition(|c| *c == cookie)?)
+    }
+
+    fn name(&self, at: usize) -> Option<&[u8]> {
+        let begin = match at.checked_sub(1) {
+            Some(before) => *self.ends.get(before)?,
+            None => 0,
+        };
+        self.bytes.get(begin..*self.ends.get(at)?)
     }
 
     fn encode(&self, number: u64) -> Bytes {
         let mut out = BytesMut::new();
         out.put_u64_le(number);
-        for name in &self.names {
+        for name in (0..self.len()).filter_map(|at| self.name(at)) {
             out.put_u8(name.len().min(MAX_NAME) as u8);
             out.put_slice(name.get(..name.len().min(MAX_NAME)).unwrap_or(name));
         }
@@ -101,18 +121,10 @@ impl NameList {
         while let Some((&len, after)) = rest.split_first()
             && let Some((name, after)) = after.split_at_checked(len.into())
         {
-            part.push(cookie(name), name.into());
+            part.push(cookie(name), name);
             rest = after;
         }
         Some((number, part))
-    }
-}
-
-impl FromIterator<(u64, Box<[u8]>)> for NameList {
-    fn from_iter<T: IntoIterator<Item = (u64, Box<[u8]>)>>(names: T) -> Self {
-        let mut part = Self::default();
-        names.into_iter().for_each(|(cookie, name)| part.push(cookie, name));
-        part
     }
 }
 
@@ -152,7 +164,7 @@ impl Removed {
     }
 
     fn store(&mut self, db: &Db) {
-        if self.latest.names.is_empty() {
+        if self.latest.is_empty() {
             return;
         }
         let latest = std::mem::take(&mut self.latest);
@@ -173,19 +185,19 @@ impl Positions {
     /// Remembers a part of a listing.
     pub(crate) fn listed(&self, part: &Arc<NameList>) {
         let mut listings = self.listings.lock();
-        listings.names += part.names.len();
+        listings.names += part.len();
         listings.parts.push_back(part.clone());
         while listings.names > LISTED_NAMES || listings.parts.len() > LISTED_PARTS {
             let Some(old) = listings.parts.pop_front() else { break };
-            listings.names -= old.names.len();
+            listings.names -= old.len();
         }
     }
 
     /// Remembers that an entry was removed or renamed. One write of some kilobytes for 256 names.
     pub(crate) fn removed(&self, db: &Db, name: &[u8]) {
         let mut removed = self.removed_names();
-        removed.latest.push(cookie(name), name.into());
-        if removed.latest.names.len() >= REMOVED_NAMES {
+        removed.latest.push(cookie(name), name);
+        if removed.latest.len() >= REMOVED_NAMES {
             removed.store(db);
         }
     }
@@ -255,8 +267,10 @@ mod tests {
 
     #[test]
     fn stored_parts_are_read_and_damaged_ones_do_no_harm() {
-        let part =
-            NameList::from_iter([(cookie(b"one"), b"one"[..].into()), (cookie(b"two"), b"two"[..].into())]);
+        let mut part = NameList::default();
+        for name in [b"one", b"two"] {
+            part.push(cookie(name), name);
+        }
         let bytes = part.encode(7);
         let (number, read) = NameList::decode(&bytes).unwrap();
         assert_eq!((number, read.find(cookie(b"two"))), (7, Some(&b"two"[..])));

@@ -8,8 +8,10 @@
 //!
 //! The kernel asks for attributes with the first entries, and with later ones if programs look entries up. With a
 //! cached listing it looks up each entry that it does not know, one by one. So a listing that came without attributes
-//! is not used again, nor one whose entries the kernel has forgotten since. This module knows no FUSE messages, and
-//! uses no other module.
+//! is not used again, nor one whose entries the kernel has forgotten since.
+//!
+//! Requests of the kernel that change entries wait for the lock that the kernel holds over a READDIR, so behind such a
+//! request answers are short for a while. This module knows no FUSE messages, and uses no other module.
 
 use std::collections::HashMap;
 
@@ -18,6 +20,10 @@ use parking_lot::Mutex;
 /// Lookups of entries, a count, while a directory is open, which show that the kernel does not know the entries any
 /// more.
 const MANY_LOOKUPS: u32 = 32;
+
+/// Answers behind a change that are to be short, a count: who changes entries will do so again, and needs several
+/// other requests between two changes.
+const SHORT_ANSWERS: u32 = 8;
 
 /// A directory that is open or has changed.
 #[derive(Default)]
@@ -32,6 +38,8 @@ struct ListedDir {
     bare: bool,
     /// Entries that were looked up since it was opened last.
     lookups: u32,
+    /// Answers, a count, that are to be short, because a request of the kernel made or removed an entry.
+    short: u32,
 }
 
 /// How a directory is to be opened.
@@ -58,12 +66,12 @@ impl Listings {
 
     /// Notes that a directory was opened by `handle`, and says how to do it.
     pub(crate) fn opened(&self, ino: u64, handle: u64) -> ListingPolicy {
-        if !self.wanted {
-            return ListingPolicy { cached: false, keep: false };
-        }
         let mut dirs = self.dirs.lock();
         let dir = dirs.entry(ino).or_default();
         dir.open.push(handle);
+        if !self.wanted {
+            return ListingPolicy { cached: false, keep: false };
+        }
         dir.stale |= std::mem::take(&mut dir.lookups) >= MANY_LOOKUPS;
         let cached = dir.old.is_empty() && !dir.bare;
         let keep = !dir.stale;
@@ -79,6 +87,22 @@ impl Listings {
         {
             dir.bare = !with_attributes;
         }
+    }
+
+    /// Notes that a request of the kernel makes or removes an entry.
+    pub(crate) fn changes(&self, ino: u64) {
+        if let Some(dir) = self.dirs.lock().get_mut(&ino) {
+            dir.short = SHORT_ANSWERS;
+        }
+    }
+
+    /// Whether the next answer about this directory is to be short; asked once an answer.
+    pub(crate) fn takes_short(&self, ino: u64) -> bool {
+        self.dirs.lock().get_mut(&ino).is_some_and(|dir| {
+            let short = dir.short > 0;
+            dir.short = dir.short.saturating_sub(1);
+            short
+        })
     }
 
     /// Notes that an entry was looked up that is there.
@@ -178,6 +202,22 @@ mod tests {
         assert_eq!(l.opened(2, 4), FRESH);
         l.released(2, 4);
         assert!(l.dirs.lock().is_empty());
+    }
+
+    #[test]
+    fn answers_are_short_for_a_while_behind_a_change_of_an_open_directory() {
+        for wanted in [true, false] {
+            let l = Listings::new(wanted);
+            l.changes(2);
+            l.opened(2, 1);
+            assert!(!l.takes_short(2), "it was changed before it was opened");
+            l.changes(2);
+            assert!((0..SHORT_ANSWERS).all(|_| l.takes_short(2)) && !l.takes_short(2));
+            l.changes(3);
+            assert!(!l.takes_short(2) && !l.takes_short(3));
+            l.released(2, 1);
+            assert!(l.dirs.lock().is_empty());
+        }
     }
 
     #[test]

@@ -28,10 +28,6 @@ use crate::{
     },
 };
 
-/// Bytes of a directory entry with attributes, at least; without them.
-const PLUS_ENTRY: usize = 152;
-const PLAIN_ENTRY: usize = 32;
-
 /// A [`Handler`] on a [`Fs`].
 pub(crate) struct Server {
     pub(crate) shared: Arc<MountState>,
@@ -94,31 +90,6 @@ impl Server {
             let keep = shared.times.wait_until_known(ino) && !shared.refused.may_wait(ino);
             Ok(Found { attr: shared.fs.getattr(ino)?, keep })
         })
-    }
-
-    /// Entries without attributes.
-    fn list(&self, handle: DirHandle, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
-        let mut from = cookie;
-        loop {
-            let most = sink.capacity() / PLAIN_ENTRY;
-            let entries = match self.fs().readdir(handle, ino, from, most) {
-                Ok(entries) => entries,
-                Err(_) if from != cookie => return Ok(()),
-                Err(e) => return Err(e.into()),
-            };
-            let Some(last) = entries.last() else { return Ok(()) };
-            self.shared.listings.listed(ino, cookie != 0, false);
-            from = last.cookie;
-            let ended = entries.len() < most;
-            for e in entries {
-                if !sink.add(e.ino, e.kind, &e.name, e.cookie, None) {
-                    return Ok(());
-                }
-            }
-            if ended {
-                return Ok(());
-            }
-        }
     }
 }
 
@@ -247,34 +218,40 @@ impl Handler for Server {
         rdev: u32,
     ) -> Outcome<Attr> {
         self.count(Kind::Mknod);
+        self.shared.listings.changes(parent);
         self.shared.proofs.note(c, name, || Ok(Fact::of_node(parent, mode, rdev)))?;
         Ok(self.fs().mknod(&maker(c, umask, mode), parent, name, mode, rdev)?)
     }
 
     fn mkdir(&self, c: &Context, parent: u64, name: &OsStr, mode: u32, umask: u32) -> Outcome<Attr> {
         self.count(Kind::Mkdir);
+        self.shared.listings.changes(parent);
         self.shared.proofs.note(c, name, || Ok(Fact::Adds { dir: parent }))?;
         Ok(self.fs().mkdir(&caller(c, umask), parent, name, mode)?)
     }
 
     fn symlink(&self, c: &Context, parent: u64, name: &OsStr, target: &Path) -> Outcome<Attr> {
         self.count(Kind::Symlink);
+        self.shared.listings.changes(parent);
         self.shared.proofs.free(name)?;
         Ok(self.fs().symlink(&caller(c, 0), parent, name, target.as_os_str())?)
     }
 
     fn unlink(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()> {
         self.count(Kind::Unlink);
+        self.shared.listings.changes(parent);
         Ok(self.fs().unlink(&caller(c, 0), parent, name)?)
     }
 
     fn rmdir(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()> {
         self.count(Kind::Rmdir);
+        self.shared.listings.changes(parent);
         Ok(self.fs().rmdir(&caller(c, 0), parent, name)?)
     }
 
     fn rename(&self, c: &Context, from: (u64, &OsStr), to: (u64, &OsStr), flags: u32) -> Outcome<()> {
         self.count(Kind::Rename);
+        [from.0, to.0].into_iter().for_each(|dir| self.shared.listings.changes(dir));
         self.shared.proofs.note(c, to.1, || {
             if from.0 != to.0 {
                 return Err(Errno(libc::EINVAL));
@@ -296,6 +273,7 @@ impl Handler for Server {
 
     fn link(&self, c: &Context, ino: u64, parent: u64, name: &OsStr) -> Outcome<Attr> {
         self.count(Kind::Link);
+        self.shared.listings.changes(parent);
         self.shared.proofs.note(c, name, || Ok(Fact::Links { source: ino, dir: parent }))?;
         Ok(self.fs().link(&caller(c, 0), ino, parent, name)?)
     }
@@ -310,6 +288,7 @@ impl Handler for Server {
         flags: i32,
     ) -> Outcome<(Attr, Opened)> {
         self.count(Kind::Create);
+        self.shared.listings.changes(parent);
         self.shared.proofs.free(name)?;
         // The kernel found the name absent, but a clone may have made it since: on ESTALE it looks
         // again and opens what is there by its own checks.
@@ -438,39 +417,9 @@ impl Handler for Server {
     fn readdir(&self, handle: u64, ino: u64, cookie: u64, sink: &mut dyn DirSink) -> Outcome<()> {
         self.count(Kind::Readdir);
         let handle = DirHandle(handle);
-        if !sink.wants_attributes() {
-            return self.list(handle, ino, cookie, sink);
-        }
-        // What fits is not known, so entries are fetched as they go: references taken in vain cost.
-        let mut from = cookie;
-        loop {
-            let most = sink.capacity() / PLUS_ENTRY;
-            let entries = match self.fs().readdir_plus(handle, ino, from, most) {
-                Ok(entries) => entries,
-                // The entries before the error are counted already, and are returned; the next request meets the
-                // error again.
-                Err(_) if from != cookie => return Ok(()),
-                Err(e) => return Err(e.into()),
-            };
-            let Some(last) = entries.last() else { return Ok(()) };
-            self.shared.listings.listed(ino, cookie != 0, true);
-            from = last.cookie;
-            let (mut room, ended) = (true, entries.len() < most);
-            for e in entries {
-                // An entry whose time the kernel does not have is looked up when a program asks for its attributes.
-                let stale = self.shared.times.is_stale(e.ino);
-                let counted = e.name != "." && e.name != ".." && !stale;
-                if stale {
-                    self.fs().forget(e.ino, 1);
-                }
-                room = room && sink.add(e.ino, e.kind, &e.name, e.cookie, counted.then_some(&e.attr));
-                if !room && counted {
-                    self.fs().forget(e.ino, 1);
-                }
-            }
-            if !room || ended {
-                return Ok(());
-            }
+        match sink.wants_attributes() {
+            true => self.list_with_attributes(handle, ino, cookie, sink),
+            false => self.list(handle, ino, cookie, sink),
         }
     }
 
@@ -583,5 +532,6 @@ impl Handler for Server {
     }
 }
 
+mod listing;
 #[cfg(test)]
 mod tests;

@@ -110,6 +110,43 @@ fn a_small_directory_is_looked_through_once_for_a_listing() {
     }
 }
 
+/// The kernel holds the lock of the directory while it waits for entries, and who makes one there waits for it.
+#[test]
+fn a_directory_is_listed_in_small_steps_while_others_make_entries_in_it() {
+    let Some(w) = World::new() else { return };
+    let d = w.path("d");
+    fs::create_dir(&d).unwrap();
+    (0..3000).for_each(|i| drop(File::create(d.join(format!("f{i:04}"))).unwrap()));
+    // Entries of each getdents call until the end, with a call of `between` behind each.
+    let steps = |between: &dyn Fn(usize)| {
+        let mut buffer = Vec::with_capacity(64 << 10);
+        let open = File::open(&d).unwrap();
+        let mut dir = rustix::fs::RawDir::new(&open, buffer.spare_capacity_mut());
+        let (mut steps, mut step) = (Vec::new(), 0);
+        while let Some(entry) = dir.next() {
+            entry.unwrap();
+            step += 1;
+            if dir.is_buffer_empty() {
+                steps.push(std::mem::take(&mut step));
+                between(steps.len());
+            }
+        }
+        steps
+    };
+    let alone = steps(&|_| ());
+    assert_eq!(alone.iter().sum::<i32>(), 3002, "{alone:?}");
+    assert!(alone.len() < 8, "few long steps: {alone:?}");
+    let beside = steps(&|step| {
+        fs::write(d.join("new"), b"").unwrap();
+        (step % 2 == 0).then(|| fs::remove_file(d.join("new")).unwrap());
+    });
+    let first = beside[0];
+    assert!(beside[1..].iter().all(|step| *step <= 256 && *step < first), "short steps: {beside:?}");
+    assert!((3002..=3003).contains(&beside.iter().sum()), "none is lost or repeated: {beside:?}");
+    let again = steps(&|_| ());
+    assert!(again.len() < 20, "the steps are long again: {again:?}");
+}
+
 #[test]
 fn the_listing_of_a_directory_that_has_moved_names_its_new_parent() {
     let Some(w) = World::new() else { return };

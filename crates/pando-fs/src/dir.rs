@@ -26,7 +26,7 @@ use crate::{
     path,
     position::{self, NameList},
     record::Record,
-    types::{Attr, DirEntry, DirHandle, FileKind, Ino, NamedEntry},
+    types::{Attr, DirEntry, DirHandle, FileKind, Ino},
     volume::Fs,
 };
 
@@ -39,6 +39,19 @@ const DOT_COOKIE: u64 = 1;
 const DOT_DOT_COOKIE: u64 = 2;
 /// Cookie of `.snapshots`, if that is listed.
 const SNAPSHOTS_COOKIE: u64 = 3;
+
+/// One entry of a listing without attributes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NamedEntry<'a> {
+    /// Inode number.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: FileKind,
+    /// Name, without a slash.
+    pub name: &'a OsStr,
+    /// A listing that begins at this cookie continues after this entry; never 0.
+    pub cookie: u64,
+}
 
 /// The position at which a listing continues.
 enum From {

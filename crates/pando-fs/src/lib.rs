@@ -136,6 +136,7 @@ mod xattr;
 pub use allocate::Seek;
 pub use check::CheckReport;
 pub use diff::{Aspects, ChangeKind, DiffOptions, FileChange, TreeDiff};
+pub use dir::NamedEntry;
 pub use error::{Error, Result};
 pub use fork::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide};
 pub use key_text::{describe_key, name_key, name_piece};

@@ -4,7 +4,7 @@
 //! statistics type and nothing else of the crate.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -271,19 +271,6 @@ pub struct DirEntry {
     pub cookie: u64,
     /// Its attributes. No kernel reference is counted.
     pub attr: Attr,
-}
-
-/// One entry of a listing without attributes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NamedEntry<'a> {
-    /// Inode number.
-    pub ino: Ino,
-    /// Kind.
-    pub kind: FileKind,
-    /// Name, without a slash.
-    pub name: &'a OsStr,
-    /// A listing that begins at this cookie continues after this entry; never 0.
-    pub cookie: u64,
 }
 
 /// Space figures in the shape of `statfs`.

@@ -25,6 +25,7 @@ use crate::{
 };
 
 mod alike;
+mod mounted;
 
 /// Most snapshots that are looked at for one answer, a count.
 const MAX_LISTED_SNAPSHOTS: usize = 64;
@@ -546,6 +547,7 @@ impl MountState {
                 let usage = self.usage_together(c, shows, &ranges, gone)?;
                 answer.message = control::encode_usage(&(&usage).into());
             }
+            Asked::Mounted(from, gone) => return self.mounted_snapshots(c, shows, (from, gone)),
             Asked::Alike(from, path) => return self.alike(c, shows, from, &path),
             Asked::DeleteGone(number) => {
                 self.has_it_whole(shows)?;

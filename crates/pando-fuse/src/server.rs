@@ -270,6 +270,7 @@ impl Handler for Server {
 
     fn rmdir(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()> {
         self.count(Kind::Rmdir);
+        self.shared.look_before_removal(c, (parent, name));
         Ok(self.fs().rmdir(&caller(c, 0), parent, name)?)
     }
 
@@ -283,6 +284,9 @@ impl Handler for Server {
             self.fs().forget(ino, 1);
             Ok(Fact::Renames { dir: from.0, name: from.1, ino })
         })?;
+        if flags & pando_fs::RENAME_EXCHANGE == 0 {
+            self.shared.look_before_removal(c, to);
+        }
         let moves = self.fs().moves();
         self.fs().rename(&caller(c, 0), from.0, from.1, to.0, to.1, flags)?;
         if from.0 != to.0 && self.fs().moves() != moves {

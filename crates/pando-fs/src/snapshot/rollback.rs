@@ -183,6 +183,14 @@ impl Fs {
         })
     }
 
+    /// The root of the snapshot that the inode `ino` lies in, if it lies in one. `None` if it is not in memory.
+    pub fn snapshot_around(&self, ino: Ino) -> Option<Option<Ino>> {
+        // One that was deleted is none any more.
+        let up = self.table.find(ino)?.ancestry().unwrap_or_default();
+        let top = up.last().filter(|top| top.peek(|s| matches!(s.link, Link::Snapshot(_))));
+        Some(top.map(|top| top.ino))
+    }
+
     /// Clones the snapshot with the root `root` to `dst`, which must not exist (EEXIST). Rights as for a clone of
     /// any directory.
     pub fn clone_snapshot(&self, by: Authority<'_>, root: Ino, dst: (Ino, &OsStr)) -> Result<CloneReport> {

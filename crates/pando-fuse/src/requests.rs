@@ -447,11 +447,6 @@ impl MountState {
         let rights = shows.about(dir, name);
         let mounted = replace.then(|| self.keep_mounted(c.pid));
         let report = match self.fs.snapshot_of(shows.source) {
-            // What is there would have to be moved away first.
-            Some(_) if replace && shows.removes.is_some() => {
-                let text = "a snapshot cannot replace something; remove it first, or see pando rollback";
-                return Err(pando_fs::Error::Invalid(text.into()).into());
-            }
             Some(_) if !exclude.is_empty() => {
                 let text = "what is excluded is left out of clones of directories, not of snapshots";
                 return Err(pando_fs::Error::Invalid(text.into()).into());
@@ -460,7 +455,9 @@ impl MountState {
                 let text = "a fork is made of a live directory; make a clone of the snapshot, and fork that";
                 return Err(pando_fs::Error::Invalid(text.into()).into());
             }
-            Some(_) => self.fs.clone_snapshot(Authority::Verified(&rights), shows.source, (dir, name))?,
+            Some(_) => {
+                self.fs.clone_snapshot(Authority::Verified(&rights), shows.source, (dir, name), replace)?
+            }
             None if track => self.fs.fork_verified(&rights, shows.source, (dir, name), replace, exclude)?,
             None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace, exclude)?,
         };

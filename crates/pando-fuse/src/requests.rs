@@ -101,7 +101,7 @@ impl MountState {
                 .shown(c, &token)
                 .and_then(|shows| self.clone_tree(c, &shows, &name, (replace, track), &exclude)),
             ControlRequest::Snapshot { token, asked } => {
-                self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked))
+                self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked, stop))
             }
             ControlRequest::Change { token, change } => self
                 .shown(c, &token)
@@ -469,7 +469,7 @@ impl MountState {
         Ok(Response { value: took.as_micros() as u64, message, ..Response::default() })
     }
 
-    fn snapshots(&self, c: &Context, shows: &ProvenRights, asked: Asked) -> Done {
+    fn snapshots(&self, c: &Context, shows: &ProvenRights, asked: Asked, stop: &Stop) -> Done {
         let source = shows.source;
         let entry = shows.removes.as_ref().filter(|(.., ino)| *ino == source);
         let rights = match entry {
@@ -545,7 +545,7 @@ impl MountState {
                 answer.message = control::encode_usage(&(&usage).into());
             }
             Asked::Mounted(from, gone) => return self.mounted_snapshots(c, shows, (from, gone)),
-            Asked::Alike(from, path) => return self.alike(c, shows, from, &path),
+            Asked::Alike(from, path) => return self.alike(c, shows, (from, &path), stop),
             Asked::DeleteGone(number) => {
                 self.has_it_whole(shows)?;
                 let mounted = self.keep_mounted(c.pid);

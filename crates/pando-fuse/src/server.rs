@@ -10,10 +10,10 @@
 use std::{ffi::OsStr, path::Path, sync::Arc};
 
 use bytes::Bytes;
-use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, SetTime, StatFs};
+use pando_fs::{Attr, Caller, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, SetTime, StatFs};
 
 use crate::{
-    caller::{caller, caller_with_groups, changer, maker},
+    caller::{caller, caller_with_groups, changer, maker, of_attribute, sees_trusted},
     coherence::{KernelKeeps, MountState, StatsText},
     control::{ControlRequest, Response, Token},
     copies,
@@ -497,7 +497,7 @@ impl Handler for Server {
         // Groups matter for an access list of a set-group-id file only, and where the kernel does not obey it.
         let is_list = name.as_encoded_bytes().starts_with(b"system.");
         let about_groups = is_list && bits != 0 && c.keeps_group_bit.is_none();
-        let caller = if about_groups { caller_with_groups(c, bits) } else { caller(c, 0) };
+        let caller = if about_groups { caller_with_groups(c, bits) } else { of_attribute(c, name) };
         let outcome = self.fs().set_xattr(&caller, ino, name, value, flags).map_err(Errno::from);
         let mode = self.fs().perm(ino).unwrap_or_default();
         if mode == before || self.shared.set_id_bits(ino) != bits {
@@ -514,18 +514,24 @@ impl Handler for Server {
 
     fn getxattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<Bytes> {
         self.count(Kind::Getxattr);
-        let outcome = self.fs().get_xattr(&caller(c, 0), ino, name).map_err(Errno::from);
+        let outcome = self.fs().get_xattr(&of_attribute(c, name), ino, name).map_err(Errno::from);
         self.shared.labels.answer(c, (ino, name), outcome, || self.fs().has_attributes())
     }
 
     fn listxattr(&self, c: &Context, ino: u64) -> Outcome<Bytes> {
         self.count(Kind::Listxattr);
-        Ok(self.fs().list_xattr(&caller(c, 0), ino)?)
+        let list = |trusted_attrs| self.fs().list_xattr(&Caller { trusted_attrs, ..caller(c, 0) }, ino);
+        let all = list(Some(true))?;
+        let is_hidden = |name: &[u8]| name.starts_with(b"trusted.");
+        match all.split(|b| *b == 0).any(is_hidden) && !sees_trusted(c) {
+            true => Ok(list(Some(false))?),
+            false => Ok(all),
+        }
     }
 
     fn removexattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<()> {
         self.count(Kind::Removexattr);
-        Ok(self.fs().remove_xattr(&caller(c, 0), ino, name)?)
+        Ok(self.fs().remove_xattr(&of_attribute(c, name), ino, name)?)
     }
 
     fn fallocate(&self, c: &Context, ino: u64, offset: u64, len: u64, mode: i32) -> Answer<()> {

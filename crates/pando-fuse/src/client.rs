@@ -49,7 +49,7 @@ pub enum ControlError {
     #[error("not in a mounted Pando file system")]
     NotPando,
     /// A name cannot be sent: too long, `.`, `..`, or with a slash.
-    #[error("a name is '.' or '..', has a slash, or is longer than 255 bytes")]
+    #[error("the name is '.' or '..', has a slash, or is longer than 255 bytes")]
     Name,
     /// The daemon refused; its message says why.
     #[error("{message}")]

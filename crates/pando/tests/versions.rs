@@ -174,7 +174,7 @@ fn trees_and_files_in_snapshots_are_named_as_with_other_commands() {
     assert!(b.ok(&["du", "-H", "m/p@s1"]).contains("/p/.snapshots/s1"));
     b.fails(&["fork", "m/p@s1", "m/fork"], 1, "make a clone of the snapshot, and fork that");
     b.fails(&["diff", "m/p@none", "m/p"], 1, "no snapshot of a directory above m/p is named so");
-    b.fails(&["diff", "@s1", "m/p"], 1, "@s1 and m/p: No such file");
+    b.fails(&["diff", "@s1", "m/p"], 1, "@s1: No such file");
     b.fails(&["diff", "m/p/none@s1", "m/p"], 1, "is not in snapshot s1");
     b.fails(&["diff", "m/p", "m/nothing"], 1, "m/nothing");
     assert!(b.ok(&["diff", "--help"]).contains("pando diff -u /mnt/grove/project@before /mnt/grove/project"));

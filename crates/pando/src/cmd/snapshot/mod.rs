@@ -233,6 +233,9 @@ pub fn run(args: &Args) -> Result<()> {
             if name.as_ref().is_some_and(|name| name.is_empty()) {
                 bail!("an empty name; leave it out for the time as the name");
             }
+            if valid_for.is_some_and(|age| age.0 == 0) {
+                bail!("--valid-for 0: give at least a second");
+            }
             if note.len() > pando_fs::MAX_SNAPSHOT_NOTE {
                 bail!("--note has at most {} bytes", pando_fs::MAX_SNAPSHOT_NOTE);
             }

@@ -431,7 +431,7 @@ impl Fs {
     }
 
     /// What goes from where when an entry is removed with all below it.
-    fn going(&self, counts: &mut Counts, end: &End<'_>, top: &InodeRef) -> Result<(Above, Taken)> {
+    pub(crate) fn going(&self, counts: &mut Counts, end: &End<'_>, top: &InodeRef) -> Result<(Above, Taken)> {
         if top.kind != FileKind::Directory {
             return self.leaving(end.at, &end.entry, top);
         }

@@ -13,6 +13,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_SNAPSHOTS,
     inode::{InodeRef, Link},
     lineage::number::number,
     path::{self, system},
@@ -140,6 +141,17 @@ pub(crate) fn damaged(what: impl Into<String>) -> impl FnOnce(&'static str) -> E
 }
 
 impl Fs {
+    /// Whether a snapshot was ever made in this store. No I/O.
+    pub fn had_snapshots(&self) -> bool {
+        self.has_feature(FEATURE_SNAPSHOTS)
+    }
+
+    /// Whether the directory with this number has snapshots, or had some: if that cannot be read, it may have. One
+    /// point query.
+    pub fn has_snapshots(&self, dir: Ino) -> bool {
+        !matches!(self.family(dir), Ok(None))
+    }
+
     /// The family of the directory with this number, if it has one. One point query.
     pub(crate) fn family(&self, source: Ino) -> Result<Option<Family>> {
         let Some(value) = self.db.get(&system::family(source))? else { return Ok(None) };

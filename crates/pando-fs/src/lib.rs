@@ -151,7 +151,11 @@ pub use policies::{MAX_FREE_PERCENT, MAX_POLICIES, PolicyInfo, StoredPolicy};
 pub use quota::Quota;
 pub use recursive::{TreeChange, TreeChangeReport};
 pub use rename::{RENAME_EXCHANGE, RENAME_NOREPLACE, RENAME_WHITEOUT};
-pub use snapshot::{MAX_SNAPSHOT_NOTE, alike::Alike, automatic::PolicyWork};
+pub use snapshot::{
+    MAX_SNAPSHOT_NOTE,
+    alike::Alike,
+    automatic::{PolicyStep, PolicyWork},
+};
 pub use stats::{FsStats, Histogram};
 pub use types::*;
 pub use usage::Usage;

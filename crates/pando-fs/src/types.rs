@@ -31,6 +31,9 @@ pub struct Caller {
     pub groups: Vec<u32>,
     /// The superuser may not keep the set-id bits of what it changes: it is without CAP_FSETID.
     pub no_fsetid: bool,
+    /// Whether the caller may see and change attributes `trusted.`, where that is known already; otherwise the
+    /// superuser may.
+    pub trusted_attrs: Option<bool>,
     /// Whether a set-group-id bit stays on what the caller makes, or gives an access list, where that is known already.
     pub keeps_group_bit: Option<bool>,
     /// The caller says itself when the content of a regular file has changed ([`crate::Fs::setattr`]), as a kernel does
@@ -47,6 +50,11 @@ impl Caller {
     /// True for the superuser.
     pub fn is_root(&self) -> bool {
         self.uid == 0
+    }
+
+    /// True if the caller may see and change attributes `trusted.`.
+    pub fn has_trusted_attrs(&self) -> bool {
+        self.trusted_attrs.unwrap_or(self.is_root())
     }
 
     /// True if set-id bits stay on a file whose content or access list the caller changes.

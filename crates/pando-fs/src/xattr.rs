@@ -126,7 +126,7 @@ impl Fs {
         let inode = self.table.get(ino)?;
         let (name, namespace) = check(name)?;
         let hidden = match namespace {
-            Namespace::Trusted => !c.is_root(),
+            Namespace::Trusted => !c.has_trusted_attrs(),
             Namespace::User => !matches!(inode.kind, FileKind::Regular | FileKind::Directory),
             _ => false,
         };
@@ -149,7 +149,7 @@ impl Fs {
         let inode = self.table.get(ino)?;
         let mut out = BytesMut::new();
         let mut add = |name: &[u8]| {
-            if c.is_root() || !name.starts_with(b"trusted.") {
+            if c.has_trusted_attrs() || !name.starts_with(b"trusted.") {
                 out.put_slice(name);
                 out.put_u8(0);
             }
@@ -238,7 +238,7 @@ impl Fs {
     }
 
     /// Sets an extended attribute, in one batch. `flags` is 0, [`XATTR_CREATE`] or [`XATTR_REPLACE`]. Of the
-    /// permissions only one that the kernel does not check is checked: `trusted.` is for root.
+    /// permissions only one is checked: whether the caller may have `trusted.` ([`Caller::trusted_attrs`]).
     ///
     /// Setting an access list sets the mode of the file; a list that says no more than a mode is not stored.
     ///
@@ -381,7 +381,7 @@ fn may_have(c: &Caller, inode: &InodeRef, name: &[u8], namespace: Namespace) -> 
         Namespace::User if !matches!(inode.kind, FileKind::Regular | FileKind::Directory) => {
             refused("only files and directories have attributes of users")
         }
-        Namespace::Trusted if !c.is_root() => refused("only root may change trusted attributes"),
+        Namespace::Trusted if !c.has_trusted_attrs() => refused("only root may change trusted attributes"),
         Namespace::Access | Namespace::Default if inode.kind == FileKind::Symlink => {
             Err(Error::Unsupported("access lists of symbolic links"))
         }

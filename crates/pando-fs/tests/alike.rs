@@ -7,7 +7,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -130,6 +130,24 @@ fn who_may_not_walk_to_something_is_told_nothing_of_it() {
     assert!(told(None, "closed/f").contains(&last));
     assert_eq!(told(None, "no/such/path").len(), 4);
     assert!(w.on("/t", |a| w.fs.alike_snapshots(None, a.ino, Path::new("../x"), (0, 9))).is_err());
+}
+
+#[test]
+fn what_is_asked_ends_when_its_caller_is_gone_and_takes_no_impossible_name() {
+    let w = World::new();
+    w.mkdir("/t");
+    w.put("/t/f", b"1");
+    (0..3).for_each(|i| _ = snapshot(&w, "/t", &format!("s{i}")));
+    let ask = |path: &str, stop: bool| {
+        let (path, stop) = (Path::new(path), Arc::new(AtomicBool::new(stop)));
+        w.on("/t", |a| w.fs.alike_snapshots_unless(None, a.ino, path, (0, 100), &stop))
+    };
+    assert_eq!(ask("f", false).unwrap().numbers.len(), 2);
+    assert_eq!(ask("f", true).unwrap_err().errno(), 4);
+    let long = "x".repeat(256);
+    for path in [long.clone(), format!("{long}/f"), format!("f/{long}")] {
+        assert_eq!(ask(&path, false).unwrap_err().errno(), 36);
+    }
 }
 
 /// Whoever looks follows links on the way. What they lead to was not compared, and a change of the link was not told.

@@ -539,3 +539,34 @@ fn while_the_oldest_is_mounted_others_go_where_too_little_is_free() {
     drop(mounted);
     w.on("/d", |a| w.fs.delete_snapshot(by, a.ino, left[0].number)).unwrap();
 }
+
+/// What was mounted was asked once, before the first of them was deleted.
+#[test]
+fn what_is_mounted_is_asked_before_each_deletion() {
+    let w = World::new();
+    w.mkdir("/d");
+    set(&w, "/d", Some(every(10))).unwrap();
+    let begin = 40_000 * DAY;
+    (0..4).for_each(|round| _ = carry_out(&w, begin + 10 * round, false));
+    let keep = SnapshotPolicy { last: 1, ..SnapshotPolicy::default() };
+    set(&w, "/d", Some(StoredPolicy { keep, ..every(1000) })).unwrap();
+    let (_, info) = w.fs.policies().unwrap().remove(0);
+    let all = snapshots(&w, "/d");
+    let root = w.on("/d", |a| w.fs.open_snapshot(a.ino, all[2].number)).unwrap().ino;
+    let (mut steps, mut mounted) = (0, None);
+    let mut before = |step| {
+        assert_eq!(step, PolicyStep::Delete);
+        steps += 1;
+        if steps == 2 {
+            let view = SnapshotMount { root, dir: "/v".into() };
+            mounted = Some(w.fs.mounted_on(&[], vec![view]));
+        }
+    };
+    let work = w.fs.carry_out_policy(&info, (at(begin + 50), false), &mut before, &mut |_| {}).unwrap();
+    assert_eq!((work.deleted.len(), &work.mounted[..], steps), (2, &[root][..], 3));
+    drop(mounted);
+    let left: Vec<u32> = snapshots(&w, "/d").iter().map(|s| s.number).collect();
+    assert_eq!(left, [all[2].number, all[3].number]);
+    w.fs.forget(root, 1);
+    check_keys(&w);
+}

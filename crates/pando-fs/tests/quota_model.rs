@@ -208,8 +208,8 @@ impl Run {
                     }),
                     _ => {
                         let root = fs.open_snapshot(source, number)?.ino;
-                        let done =
-                            self.at(&to, |d, n| fs.clone_snapshot(Authority::Caller(&me), root, (d, n)));
+                        let done = self
+                            .at(&to, |d, n| fs.clone_snapshot(Authority::Caller(&me), root, (d, n), false));
                         fs.forget(root, 1);
                         done.map(drop)
                     }

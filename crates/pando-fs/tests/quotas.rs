@@ -405,7 +405,7 @@ fn merges_and_rollbacks_are_counted_afterwards() {
     assert_eq!(s.quota("/q"), (1 << 20, 180 * KIB, false));
     // A clone of a snapshot.
     let root = s.fs.open_snapshot(s.ino("/q/base"), info.number).unwrap().ino;
-    s.fs.clone_snapshot(Authority::Caller(&me()), root, s.split("/q/old")).unwrap();
+    s.fs.clone_snapshot(Authority::Caller(&me()), root, s.split("/q/old"), false).unwrap();
     assert_eq!(s.quota("/q"), (1 << 20, 360 * KIB, false));
     s.check();
 }
@@ -742,7 +742,7 @@ fn a_snapshot_with_the_number_of_a_deleted_one_is_counted_by_itself() {
         let number = s.fs.snapshot(by, d, &new).unwrap().0.number;
         (number, s.fs.open_snapshot(d, number).unwrap().ino)
     };
-    let clone = |ino: Ino, name: &str| s.fs.clone_snapshot(by, ino, (q, name.as_ref())).map(drop);
+    let clone = |ino: Ino, name: &str| s.fs.clone_snapshot(by, ino, (q, name.as_ref()), false).map(drop);
     let (number, first) = made();
     clone(first, "one").unwrap();
     assert_eq!(s.used("/q"), 10 * KIB);

@@ -44,7 +44,7 @@ fn read_state(w: &World) -> State {
         for info in w.fs.snapshots(source).unwrap() {
             let root = w.fs.open_snapshot(source, info.number).unwrap();
             // As the tree of a clone, which is taken away again.
-            w.fs.clone_snapshot(by(w), root.ino, (ROOT, OsStr::new("look"))).unwrap();
+            w.fs.clone_snapshot(by(w), root.ino, (ROOT, OsStr::new("look")), false).unwrap();
             w.fs.forget(root.ino, 1);
             let mut tree = Tree::new();
             read_tree(w, "/look", &mut tree, "");

@@ -112,9 +112,9 @@ fn they_stay_with_their_directory_and_outlive_it() {
     assert_eq!(w.fs.snapshots(ino).unwrap(), std::slice::from_ref(&info));
     let root = w.fs.open_snapshot(ino, info.number).unwrap();
     assert_eq!(w.fs.snapshot_of(root.ino), Some(info.number));
-    w.fs.clone_snapshot(by(&w), root.ino, (ROOT, OsStr::new("again"))).unwrap();
+    w.fs.clone_snapshot(by(&w), root.ino, (ROOT, OsStr::new("again")), false).unwrap();
     assert_eq!(w.get("/again/f").unwrap(), b"x");
-    assert_eq!(errno(w.fs.clone_snapshot(by(&w), root.ino, (ROOT, OsStr::new("again")))), EEXIST);
+    assert_eq!(errno(w.fs.clone_snapshot(by(&w), root.ino, (ROOT, OsStr::new("again")), false)), EEXIST);
     w.put("/again/f", b"y");
     w.fs.delete_snapshot(by(&w), ino, info.number).unwrap();
     assert_eq!(w.fs.getattr(root.ino).unwrap().nlink, 0);
@@ -248,7 +248,7 @@ fn no_entry_hides_the_snapshots_of_its_directory() {
         let fork = w.at("/e", |d, n| w.at(to, |e, m| w.fs.fork_tree(&w.me, (d, n), (e, m), true, &[])));
         assert_eq!(errno(fork), EEXIST);
         w.on("/d/.snapshots/s", |root| {
-            assert_eq!(errno(w.at(to, |d, n| w.fs.clone_snapshot(by(&w), root.ino, (d, n)))), EEXIST);
+            assert_eq!(errno(w.at(to, |d, n| w.fs.clone_snapshot(by(&w), root.ino, (d, n), false))), EEXIST);
             Ok(())
         })
         .unwrap();
@@ -535,4 +535,48 @@ fn a_directory_that_moves_between_clones_is_never_taken_for_gone() {
     assert!(moves > 20, "{moves}");
     assert_eq!((gone, told.first()), (0, None), "with {moves} moves");
     check_keys(&w);
+}
+
+/// It was refused, and a command that put it beside and exchanged the two could leave that behind.
+#[test]
+fn a_snapshot_takes_the_place_of_something_in_one_batch() {
+    let mut w = World::new();
+    w.mkdir("/d");
+    w.mkdir("/d/sub");
+    w.put("/d/f", b"one");
+    w.put("/d/sub/g", b"two");
+    w.link("/d/f", "/d/again").unwrap();
+    let number = snap(&w, "/d", "s").number;
+    let root = w.on("/d", |a| w.fs.open_snapshot(a.ino, number)).unwrap().ino;
+    for dir in ["/old", "/old/in", "/old/in/mnt"] {
+        w.mkdir(dir);
+    }
+    w.put("/old/in/f", b"old");
+    w.put("/file", b"a file");
+    let kept = w.attr("/old").ino;
+    let file = w.attr("/old/in/f").ino;
+    let open = w.on("/old/in/f", |a| w.fs.open_file(&w.me, a.ino, 0)).unwrap();
+    let put = |path: &str, replace| w.at(path, |d, n| w.fs.clone_snapshot(by(&w), root, (d, n), replace));
+    assert_eq!(errno(put("/old", false)), EEXIST);
+    assert_eq!(errno(put("/d", true)), EINVAL, "its own directory would lose its snapshots");
+    {
+        // A refusal leaves all as it was, and nothing beside it.
+        let _mounted = w.fs.mounted_on(&["/old/in/mnt".into()], Vec::new());
+        assert_eq!(errno(put("/old", true)), 16);
+    }
+    assert_eq!((w.get("/old/in/f").unwrap(), w.attr("/old").ino), (b"old".to_vec(), kept));
+    for path in ["/old", "/file", "/new"] {
+        put(path, true).unwrap();
+        assert_eq!(w.get(&format!("{path}/f")).unwrap(), b"one");
+        assert_eq!(w.get(&format!("{path}/again")).unwrap(), b"one");
+        assert_eq!(w.get(&format!("{path}/sub/g")).unwrap(), b"two");
+        assert!(!w.exists(&format!("{path}/in")));
+    }
+    // What was open there is read on.
+    assert_eq!(w.fs.read(open, file, 0, 10).unwrap(), b"old"[..]);
+    w.fs.release(file, open);
+    w.fs.forget(root, 1);
+    check_keys(&w);
+    w.remount();
+    assert_eq!(w.get("/file/f").unwrap(), b"one");
 }

@@ -7,7 +7,7 @@
 use std::{
     ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use pando_fs::{MAX_SNAPSHOT_NOTE, NewSnapshot, PolicyInfo, SnapshotId, SnapshotInfo, StoredPolicy, Time};
@@ -55,6 +55,10 @@ pub enum Asked {
     /// Tell in which snapshots, from this number on, this path in the directory leads to the same as in the one before.
     /// The value of the answer is the number to go on with, 0 at the end.
     Alike(u32, PathBuf),
+    /// Tell which snapshots are mounted, from this number on, and where. The flag says that they are those of
+    /// directories that are gone; then it is asked of the root of the file system. The value of the answer is the
+    /// number to go on with, 0 at the end.
+    Mounted(u32, bool),
 }
 
 impl Asked {
@@ -76,6 +80,7 @@ impl Asked {
             Asked::Together(_, gone) => (12, 0, *gone, &empty),
             Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
             Asked::Alike(from, _) => (13, *from, false, &empty),
+            Asked::Mounted(from, gone) => (14, *from, *gone, &empty),
         };
         let name = match self {
             Asked::Rename(_, name) => name.as_bytes(),
@@ -189,6 +194,7 @@ impl Asked {
             10 => Asked::Unstored,
             11 => Asked::DeleteGone(number),
             13 => Asked::Alike(number, OsString::from_vec(path).into()),
+            14 => Asked::Mounted(number, flag),
             12 => Asked::Together(read_ranges(&String::from_utf8(note).ok()?)?, flag),
             _ => return None,
         })
@@ -306,6 +312,20 @@ fn read_line(line: &str) -> Option<SnapshotInfo> {
     next().is_none().then_some(info)
 }
 
+/// A snapshot that is mounted, and where, as a line of an answer.
+pub(crate) fn mounted_line(number: u32, dir: &Path) -> String {
+    format!("{number}\t{}\n", escaped(dir.as_os_str().as_bytes()))
+}
+
+/// The reverse, of all lines; `None` if it makes no sense.
+pub(crate) fn read_mounted(text: &str) -> Option<Vec<(u32, PathBuf)>> {
+    let read = |line: &str| {
+        let (number, dir) = line.split_once('\t')?;
+        Some((number.parse().ok()?, OsString::from_vec(unescaped(dir)?).into()))
+    };
+    text.lines().map(read).collect()
+}
+
 /// A policy as a line of an answer: its user and its rules. The path of the directory is left out, because the caller
 /// may not be able to reach it.
 pub(crate) fn policy_line(info: &PolicyInfo) -> String {
@@ -415,6 +435,8 @@ mod tests {
             Asked::SetPolicy(Some(policy)),
             Asked::Alike(7, "a/b".into()),
             Asked::Alike(0, PathBuf::new()),
+            Asked::Mounted(8, true),
+            Asked::Mounted(0, false),
         ] {
             let mut bytes = asked.encode();
             assert_eq!(Asked::decode(&bytes), Some(asked.clone()));
@@ -454,6 +476,10 @@ mod tests {
             (read_policies(""), read_policies("\t/a\n"), read_policies("x")),
             (Some(Vec::new()), None, None)
         );
+        let dir = PathBuf::from(OsString::from_vec(b"/v \t\xff".to_vec()));
+        let text = mounted_line(7, &dir) + &mounted_line(u32::MAX, Path::new("/"));
+        assert_eq!(read_mounted(&text), Some(vec![(7, dir), (u32::MAX, "/".into())]));
+        assert_eq!((read_mounted(""), read_mounted("7 /v\n")), (Some(Vec::new()), None));
         assert_eq!(read_lines(&(line(&info) + &line(&info))), Some(vec![info.clone(), info.clone()]));
         let long = SnapshotInfo { note: "\n".repeat(512), source: "\n".repeat(256).into(), ..info };
         assert!(line(&long).len() <= MAX_TEXT_BYTES);

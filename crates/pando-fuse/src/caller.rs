@@ -3,6 +3,8 @@
 //! Uses `transport`, and `/proc` for groups, capabilities and user namespaces. What is asked about the caller of a
 //! write must not wait for the caller.
 
+use std::{ffi::OsStr, path::Path};
+
 use pando_fs::Caller;
 
 use crate::transport::Context;
@@ -41,6 +43,27 @@ fn has_capabilities(c: &Context, wanted: u64) -> bool {
     let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
     effective
         .is_some_and(|caps| u64::from_str_radix(caps.trim(), 16).is_ok_and(|caps| caps & wanted == wanted))
+}
+
+/// The caller of a request about the attribute `name`. Of attributes `trusted.` the kernel asks only for callers with
+/// CAP_SYS_ADMIN in the initial user namespace, whatever their user ids: not for the root of a container.
+pub(crate) fn of_attribute(c: &Context, name: &OsStr) -> Caller {
+    let trusted = name.as_encoded_bytes().starts_with(b"trusted.");
+    Caller { trusted_attrs: trusted.then_some(true), ..caller(c, 0) }
+}
+
+/// Whether the kernel would show the caller attributes `trusted.` one by one: of lists it does not say. Where the
+/// caller or its user namespace is hidden from this process, root is believed to be in the initial one.
+pub(crate) fn sees_trusted(c: &Context) -> bool {
+    /// Bit of CAP_SYS_ADMIN.
+    const SYS_ADMIN: u64 = 1 << 21;
+    /// The number that the kernel gives the initial one.
+    const INITIAL: &str = "user:[4026531837]";
+    if c.pid == 0 {
+        return c.uid == 0;
+    }
+    let namespace = std::fs::read_link(format!("/proc/{}/ns/user", c.pid));
+    has_capabilities(c, SYS_ADMIN) && namespace.map_or(c.uid == 0, |n| n == Path::new(INITIAL))
 }
 
 /// Whether the caller, which has shown that it is root outside of user namespaces, has all the capabilities by which

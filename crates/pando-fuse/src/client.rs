@@ -9,6 +9,7 @@ use std::{
     ffi::c_void,
     io,
     os::fd::{AsFd, BorrowedFd},
+    path::PathBuf,
 };
 
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
@@ -48,7 +49,7 @@ pub enum ControlError {
     #[error("not in a mounted Pando file system")]
     NotPando,
     /// A name cannot be sent: too long, `.`, `..`, or with a slash.
-    #[error("a name is '.' or '..', has a slash, or is longer than 255 bytes")]
+    #[error("the name is '.' or '..', has a slash, or is longer than 255 bytes")]
     Name,
     /// The daemon refused; its message says why.
     #[error("{message}")]
@@ -205,6 +206,17 @@ pub(crate) fn alike(file: impl AsFd, token: Token, asked: Asked) -> Result<(Vec<
     let answer = ask(file.as_fd(), &ControlRequest::Snapshot { token, asked })?;
     let numbers = crate::asked::read_numbers(&answer.message).ok_or(ControlError::NotPando)?;
     Ok((numbers, answer.value))
+}
+
+/// The snapshots that are mounted, from a number on, and where, and the number to go on with.
+pub(crate) fn mounted(
+    file: impl AsFd,
+    token: Token,
+    asked: Asked,
+) -> Result<(Vec<(u32, PathBuf)>, u64), ControlError> {
+    let answer = ask(file.as_fd(), &ControlRequest::Snapshot { token, asked })?;
+    let mounted = crate::asked::read_mounted(&answer.message).ok_or(ControlError::NotPando)?;
+    Ok((mounted, answer.value))
 }
 
 /// The policy for snapshots of the source of the token, if it has one.

@@ -8,6 +8,7 @@
 use std::{
     collections::HashSet,
     ffi::OsStr,
+    path::PathBuf,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicUsize, Ordering},
@@ -15,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use pando_fs::{Caller, FileHandle, FileKind, Fs, SetAttr, SetTime, waiting};
+use pando_fs::{Caller, FileHandle, FileKind, Fs, SetAttr, SetTime, SnapshotMount, waiting};
 use parking_lot::Mutex;
 
 use crate::{
@@ -367,13 +368,34 @@ impl MountState {
     /// `pid`, for calls of this thread, as long as the result lives: the kernel unmounts what is mounted on an entry
     /// that it is told to forget. Keeps the snapshots that are mounted there from being deleted. Reads `/proc`.
     pub(crate) fn keep_mounted(&self, pid: u32) -> pando_fs::MountedOn<'_> {
+        let (points, views) = self.mounts_for(pid);
+        self.fs.mounted_on(&points, views)
+    }
+
+    /// What is mounted in the file system in these two namespaces, and the snapshots that are mounted there.
+    pub(crate) fn mounts_for(&self, pid: u32) -> (Vec<PathBuf>, Vec<SnapshotMount>) {
         let mounts = self.device.get().map(|device| mountinfo::mounts_of(device, pid));
         let mounts = mounts.unwrap_or_else(|| Ok(Default::default())).unwrap_or_else(|e| {
             log::warn!("what is mounted in the file system: {e}");
             Default::default()
         });
-        let views = self.views.of(&self.fs, mounts.shown);
-        self.fs.mounted_on(&mounts.points, views)
+        let views = self.views.of(&self.fs, &mounts);
+        (mounts.points, views)
+    }
+
+    /// Looks at what is mounted before the kernel removes or replaces the entry, if it is a directory with snapshots:
+    /// the paths of mounts that show these may lead to others afterwards.
+    pub(crate) fn look_before_removal(&self, c: &Context, (dir, name): (u64, &OsStr)) {
+        if !self.fs.had_snapshots() {
+            return;
+        }
+        let Ok(found) = self.fs.lookup(dir, name) else { return };
+        if found.kind == FileKind::Directory && self.fs.has_snapshots(found.ino) {
+            // Another look may be waited for.
+            waiting::announce();
+            self.mounts_for(c.pid);
+        }
+        self.fs.forget(found.ino, 1);
     }
 
     /// Makes the kernel drop what a change by the server made stale. Only for workers.

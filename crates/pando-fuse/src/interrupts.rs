@@ -65,6 +65,11 @@ impl Stop {
     pub(crate) fn flag(&self) -> &AtomicBool {
         &self.flag
     }
+
+    /// The same, for what keeps it.
+    pub(crate) fn shared(&self) -> &Arc<AtomicBool> {
+        &self.flag
+    }
 }
 
 impl Drop for Stop {

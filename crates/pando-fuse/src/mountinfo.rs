@@ -11,6 +11,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, open, openat2, statx};
+
 /// The file-system type that our mounts carry.
 pub const FSTYPE: &str = "fuse.pando";
 
@@ -83,20 +85,6 @@ pub fn around(path: &Path) -> io::Result<Vec<Entry>> {
     Ok(all)
 }
 
-/// A mount that shows the directory at `path`, or a part of it, elsewhere than where the file system that it lies in is
-/// mounted as a whole: a bind mount. It is known by the path, or, if that was changed, by the inode number.
-pub fn showing(path: &Path) -> io::Result<Option<PathBuf>> {
-    let path = path.canonicalize()?;
-    let Some(around) = containing(&path)? else { return Ok(None) };
-    let inside = around.root.join(path.strip_prefix(&around.dir).unwrap_or(Path::new("")));
-    let ino = fs::metadata(&path)?.ino();
-    let shows = |e: &Entry| {
-        let is_it = || fs::metadata(&e.dir).is_ok_and(|found| found.ino() == ino);
-        e.device == around.device && e.id != around.id && (e.root.starts_with(&inside) || is_it())
-    };
-    Ok(all()?.into_iter().find(shows).map(|e| e.dir))
-}
-
 /// Pando mounts of the image at `image` (absolute, without symlinks), bind mounts included. Only mounts by root, the
 /// caller or the owner of the image count.
 pub fn of_image(image: &Path) -> io::Result<Vec<Entry>> {
@@ -121,35 +109,65 @@ pub struct MountsOf {
     /// The paths, from the root of the file system, on which something is mounted.
     pub points: Vec<PathBuf>,
     /// The mounts that show it, or a part of it.
-    pub shown: Vec<Entry>,
+    pub shown: Vec<Shown>,
+    /// The mount namespaces that were looked at.
+    pub namespaces: Vec<PathBuf>,
+}
+
+/// A mount that shows the file system, or a part of it.
+#[derive(Debug)]
+pub struct Shown {
+    /// Its mount namespace.
+    pub namespace: PathBuf,
+    /// What the kernel says of it.
+    pub mount: Entry,
+    /// The inode number of what it shows, if that is in a snapshot by its path, and can be told.
+    pub ino: Option<u64>,
 }
 
 /// What is mounted of, and in, the file system with this device number (`major:minor`), for this process or the
 /// process `pid`.
 pub fn mounts_of(device: &str, pid: u32) -> io::Result<MountsOf> {
     let mut mounts = MountsOf::default();
-    mounts.add(all()?, device);
     let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
-    let (own, its) = (namespace("self"), namespace(&pid.to_string()));
+    let (own, its) = (namespace("self").unwrap_or_default(), namespace(&pid.to_string()));
     // The process may be hidden from the caller, or have no number in this namespace.
-    if its.is_some()
-        && its != own
+    if let Some(its) = its.filter(|its| *its != own)
         && let Ok(text) = fs::read(format!("/proc/{pid}/mountinfo"))
     {
-        mounts.add(parse(&text), device);
+        mounts.add(its, parse(&text), device, &pid.to_string());
     }
+    mounts.add(own, all()?, device, "self");
     mounts.points.sort_unstable();
     mounts.points.dedup();
     Ok(mounts)
 }
 
 impl MountsOf {
-    /// Adds those of a namespace, which has numbers of its own for them.
-    fn add(&mut self, mut all: Vec<Entry>, device: &str) {
+    /// Adds those of a namespace, in which the process `process` is.
+    fn add(&mut self, namespace: PathBuf, all: Vec<Entry>, device: &str, process: &str) {
         self.points.extend(mounted_in(&all, device));
-        all.retain(|e| e.device == device);
-        self.shown.extend(all);
+        for mount in all.into_iter().filter(|e| e.device == device) {
+            // Nearly all mounts show something else.
+            let in_snapshot = mount.root.components().any(|part| part.as_os_str() == ".snapshots");
+            let ino = in_snapshot.then(|| inode_shown(&mount, process)).and_then(Result::ok).flatten();
+            self.shown.push(Shown { namespace: namespace.clone(), mount, ino });
+        }
+        self.namespaces.push(namespace);
     }
+}
+
+/// The inode number of what a mount shows to a process: `None` if it is hidden by another mount. Nothing is asked of
+/// any file system: what the kernel does not know by itself, and it holds the way to each mount, is an error.
+fn inode_shown(mount: &Entry, process: &str) -> rustix::io::Result<Option<u64>> {
+    let root = open(format!("/proc/{process}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    let way = mount.dir.strip_prefix("/").ok().filter(|way| !way.as_os_str().is_empty());
+    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::CACHED;
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    let shown = openat2(&root, way.unwrap_or(Path::new(".")), flags, Mode::empty(), resolve)?;
+    let asked = StatxFlags::INO | StatxFlags::MNT_ID;
+    let found = statx(&shown, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, asked)?;
+    Ok((found.stx_mnt_id == mount.id).then_some(found.stx_ino))
 }
 
 fn mounted_in(all: &[Entry], device: &str) -> Vec<PathBuf> {

@@ -2,8 +2,9 @@
 //!
 //! One thread checks all policies: when one is set or changed, when something was synced in a directory whose policy
 //! asks for that, when the next snapshot is due, and every [`LOOK`] in any case, because clocks are set and
-//! directories are rolled back. If a policy demands free space, it is checked every [`LOOK_AT_SPACE`]. A snapshot is
-//! made as by the command: it has the kernel's dirty pages of the directory's files. No call waits for this thread,
+//! directories are rolled back. If a policy demands free space, it is checked every [`LOOK_AT_SPACE`]. A snapshot that
+//! goes once it is no longer mounted is deleted within [`LOOK_AT_MOUNTS`]. A snapshot is made as by the command: it has
+//! the kernel's dirty pages of the directory's files. No call waits for this thread,
 //! and it does not wait for programs that keep a directory locked
 //! ([`PendingReports`](crate::pending_reports::PendingReports)). A policy that fails is tried again after [`LOOK`],
 //! and the log says why. While the kernel has the mount read-only, of which the server is not notified, nothing is
@@ -15,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pando_fs::{CloneReport, PolicyInfo, Time};
+use pando_fs::{CloneReport, Ino, PolicyInfo, PolicyStep, Time};
 
 use crate::{
     automatic::{NextRound, Synced},
@@ -27,7 +28,8 @@ use crate::{
 const LOOK: Duration = Duration::from_secs(60);
 /// How often the free space is looked at.
 const LOOK_AT_SPACE: Duration = Duration::from_secs(5);
-
+/// How often it is looked whether a snapshot that is to go is still mounted.
+const LOOK_AT_MOUNTS: Duration = Duration::from_secs(5);
 /// How often it is looked whether a read-only mount can be written to again.
 const LOOK_READ_ONLY: Duration = Duration::from_secs(5);
 
@@ -38,16 +40,23 @@ struct Known {
     next: Option<Time>,
     /// Something was synced since the last snapshot.
     synced: bool,
+    /// The roots of the snapshots that go once nobody has them mounted.
+    mounted: Vec<Ino>,
     looked: Instant,
 }
 
 impl Known {
     fn is_due(&self, now: Time, shared: &MountState) -> bool {
         let since = self.looked.elapsed();
+        let unmounted = || {
+            let (_, views) = shared.mounts_for(std::process::id());
+            self.mounted.iter().any(|root| views.iter().all(|view| view.root != *root))
+        };
         let policy = &self.info.policy;
         let short = || shared.fs.statfs().is_ok_and(|space| policy.is_short(&space));
         self.next.is_some_and(|next| next <= now)
             || since >= LOOK
+            || !self.mounted.is_empty() && unmounted()
             || policy.min_free_percent > 0 && since >= LOOK_AT_SPACE && short()
     }
 }
@@ -140,7 +149,7 @@ impl Policies {
             |next: Time| Duration::from_secs(next.secs.saturating_sub(now.secs).max(1).unsigned_abs());
         let nexts = all.clone().filter_map(|known| known.next).map(until);
         let space = all.clone().filter(|k| k.info.policy.min_free_percent > 0).map(|_| LOOK_AT_SPACE);
-        let looks = all.clone().map(|_| LOOK);
+        let looks = all.clone().map(|known| if known.mounted.is_empty() { LOOK } else { LOOK_AT_MOUNTS });
         let waits_for_syncs = |known: &Known| known.info.policy.on_sync_secs > 0 && !known.synced;
         NextRound {
             after: nexts.chain(space).chain(looks).min(),
@@ -174,15 +183,20 @@ fn was_synced(shared: &MountState, info: &PolicyInfo, synced: &Synced) -> bool {
 }
 
 fn carry_out(shared: &Arc<MountState>, info: PolicyInfo, synced: bool) -> Known {
-    let _mounted = shared.keep_mounted(std::process::id());
+    let look = || shared.keep_mounted(std::process::id());
+    let mut mounted = look();
     let done = shared.fs.carry_out_policy(
         &info,
         (Time::now(), synced),
-        &mut |source| shared.write_out_below(source),
+        &mut |step| match step {
+            PolicyStep::Make(dir) => shared.write_out_below(dir),
+            PolicyStep::Delete => mounted = look(),
+        },
         &mut |report| shared.drop_stale_soon(report),
     );
+    drop(mounted);
     let path = info.path.display();
-    let (next, synced) = match done {
+    let (next, synced, mounted) = match done {
         Ok(work) => {
             if let Some(name) = &work.made {
                 log::info!("snapshot {} of {path} by its policy", name.display());
@@ -197,12 +211,12 @@ fn carry_out(shared: &Arc<MountState>, info: PolicyInfo, synced: bool) -> Known 
                 }
                 None => work.next,
             };
-            (tried, synced && work.made.is_none())
+            (tried, synced && work.made.is_none(), work.mounted)
         }
         Err(e) => {
             log::warn!("the policy for snapshots of {path}: {e}");
-            (None, synced)
+            (None, synced, Vec::new())
         }
     };
-    Known { info, next, synced, looked: Instant::now() }
+    Known { info, next, synced, mounted, looked: Instant::now() }
 }

@@ -25,6 +25,7 @@ use crate::{
 };
 
 mod alike;
+mod mounted;
 
 /// Most snapshots that are looked at for one answer, a count.
 const MAX_LISTED_SNAPSHOTS: usize = 64;
@@ -100,7 +101,7 @@ impl MountState {
                 .shown(c, &token)
                 .and_then(|shows| self.clone_tree(c, &shows, &name, (replace, track), &exclude)),
             ControlRequest::Snapshot { token, asked } => {
-                self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked))
+                self.shown(c, &token).and_then(|shows| self.snapshots(c, &shows, asked, stop))
             }
             ControlRequest::Change { token, change } => self
                 .shown(c, &token)
@@ -446,11 +447,6 @@ impl MountState {
         let rights = shows.about(dir, name);
         let mounted = replace.then(|| self.keep_mounted(c.pid));
         let report = match self.fs.snapshot_of(shows.source) {
-            // What is there would have to be moved away first.
-            Some(_) if replace && shows.removes.is_some() => {
-                let text = "a snapshot cannot replace something; remove it first, or see pando rollback";
-                return Err(pando_fs::Error::Invalid(text.into()).into());
-            }
             Some(_) if !exclude.is_empty() => {
                 let text = "what is excluded is left out of clones of directories, not of snapshots";
                 return Err(pando_fs::Error::Invalid(text.into()).into());
@@ -459,7 +455,9 @@ impl MountState {
                 let text = "a fork is made of a live directory; make a clone of the snapshot, and fork that";
                 return Err(pando_fs::Error::Invalid(text.into()).into());
             }
-            Some(_) => self.fs.clone_snapshot(Authority::Verified(&rights), shows.source, (dir, name))?,
+            Some(_) => {
+                self.fs.clone_snapshot(Authority::Verified(&rights), shows.source, (dir, name), replace)?
+            }
             None if track => self.fs.fork_verified(&rights, shows.source, (dir, name), replace, exclude)?,
             None => self.fs.clone_verified(&rights, shows.source, (dir, name), replace, exclude)?,
         };
@@ -471,7 +469,7 @@ impl MountState {
         Ok(Response { value: took.as_micros() as u64, message, ..Response::default() })
     }
 
-    fn snapshots(&self, c: &Context, shows: &ProvenRights, asked: Asked) -> Done {
+    fn snapshots(&self, c: &Context, shows: &ProvenRights, asked: Asked, stop: &Stop) -> Done {
         let source = shows.source;
         let entry = shows.removes.as_ref().filter(|(.., ino)| *ino == source);
         let rights = match entry {
@@ -546,7 +544,8 @@ impl MountState {
                 let usage = self.usage_together(c, shows, &ranges, gone)?;
                 answer.message = control::encode_usage(&(&usage).into());
             }
-            Asked::Alike(from, path) => return self.alike(c, shows, from, &path),
+            Asked::Mounted(from, gone) => return self.mounted_snapshots(c, shows, (from, gone)),
+            Asked::Alike(from, path) => return self.alike(c, shows, (from, &path), stop),
             Asked::DeleteGone(number) => {
                 self.has_it_whole(shows)?;
                 let mounted = self.keep_mounted(c.pid);

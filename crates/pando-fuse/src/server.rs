@@ -10,10 +10,10 @@
 use std::{ffi::OsStr, path::Path, sync::Arc};
 
 use bytes::Bytes;
-use pando_fs::{Attr, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, SetTime, StatFs};
+use pando_fs::{Attr, Caller, DirHandle, FileHandle, FileKind, Fs, Seek, SetAttr, SetTime, StatFs};
 
 use crate::{
-    caller::{caller, caller_with_groups, changer, maker},
+    caller::{caller, caller_with_groups, changer, maker, of_attribute, sees_trusted},
     coherence::{KernelKeeps, MountState, StatsText},
     control::{ControlRequest, Response, Token},
     copies,
@@ -246,6 +246,7 @@ impl Handler for Server {
     fn rmdir(&self, c: &Context, parent: u64, name: &OsStr) -> Outcome<()> {
         self.count(Kind::Rmdir);
         self.shared.listings.changes(parent);
+        self.shared.look_before_removal(c, (parent, name));
         Ok(self.fs().rmdir(&caller(c, 0), parent, name)?)
     }
 
@@ -260,6 +261,9 @@ impl Handler for Server {
             self.fs().forget(ino, 1);
             Ok(Fact::Renames { dir: from.0, name: from.1, ino })
         })?;
+        if flags & pando_fs::RENAME_EXCHANGE == 0 {
+            self.shared.look_before_removal(c, to);
+        }
         let moves = self.fs().moves();
         self.fs().rename(&caller(c, 0), from.0, from.1, to.0, to.1, flags)?;
         if from.0 != to.0 && self.fs().moves() != moves {
@@ -442,7 +446,7 @@ impl Handler for Server {
         // Groups matter for an access list of a set-group-id file only, and where the kernel does not obey it.
         let is_list = name.as_encoded_bytes().starts_with(b"system.");
         let about_groups = is_list && bits != 0 && c.keeps_group_bit.is_none();
-        let caller = if about_groups { caller_with_groups(c, bits) } else { caller(c, 0) };
+        let caller = if about_groups { caller_with_groups(c, bits) } else { of_attribute(c, name) };
         let outcome = self.fs().set_xattr(&caller, ino, name, value, flags).map_err(Errno::from);
         let mode = self.fs().perm(ino).unwrap_or_default();
         if mode == before || self.shared.set_id_bits(ino) != bits {
@@ -459,18 +463,24 @@ impl Handler for Server {
 
     fn getxattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<Bytes> {
         self.count(Kind::Getxattr);
-        let outcome = self.fs().get_xattr(&caller(c, 0), ino, name).map_err(Errno::from);
+        let outcome = self.fs().get_xattr(&of_attribute(c, name), ino, name).map_err(Errno::from);
         self.shared.labels.answer(c, (ino, name), outcome, || self.fs().has_attributes())
     }
 
     fn listxattr(&self, c: &Context, ino: u64) -> Outcome<Bytes> {
         self.count(Kind::Listxattr);
-        Ok(self.fs().list_xattr(&caller(c, 0), ino)?)
+        let list = |trusted_attrs| self.fs().list_xattr(&Caller { trusted_attrs, ..caller(c, 0) }, ino);
+        let all = list(Some(true))?;
+        let is_hidden = |name: &[u8]| name.starts_with(b"trusted.");
+        match all.split(|b| *b == 0).any(is_hidden) && !sees_trusted(c) {
+            true => Ok(list(Some(false))?),
+            false => Ok(all),
+        }
     }
 
     fn removexattr(&self, c: &Context, ino: u64, name: &OsStr) -> Outcome<()> {
         self.count(Kind::Removexattr);
-        Ok(self.fs().remove_xattr(&caller(c, 0), ino, name)?)
+        Ok(self.fs().remove_xattr(&of_attribute(c, name), ino, name)?)
     }
 
     fn fallocate(&self, c: &Context, ino: u64, offset: u64, len: u64, mode: i32) -> Answer<()> {

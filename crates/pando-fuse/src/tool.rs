@@ -28,8 +28,10 @@ use crate::{
 };
 
 mod differences;
+mod mounted;
 
 pub use differences::{Differences, alike_snapshots, diff, diff_fork, merge};
+pub use mounted::mounted_snapshots;
 
 /// A name in a directory, whether there is anything or not.
 #[derive(Debug)]

@@ -17,6 +17,7 @@ mod held;
 mod kept;
 mod links;
 mod listings;
+mod policies;
 mod polled;
 mod posix;
 mod ring;

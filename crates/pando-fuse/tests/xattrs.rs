@@ -1,5 +1,5 @@
 //! Extended attributes, access lists, allocation and overlays through a mount, on originals and on clones.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
 use std::{
     fs::{self, File, OpenOptions, Permissions},
@@ -482,4 +482,50 @@ fn programs_copy_attributes_lists_and_holes() {
         let blocks = fs::metadata(of("sparse")).unwrap().blocks();
         assert!(blocks <= 64 || copy == "tar", "{copy}: {blocks} units of 512 bytes");
     }
+}
+
+/// The kernel asks for them for whoever has CAP_SYS_ADMIN, by whatever user id, and the server refused all but root.
+#[test]
+fn whoever_the_kernel_lets_has_trusted_attributes_whatever_the_user_id() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root has the capability");
+        return;
+    }
+    let w = world!(checked());
+    let path = w.path("f");
+    fs::write(&path, b"x").unwrap();
+    std::os::unix::fs::chown(&path, Some(1000), Some(1000)).unwrap();
+    set(&path, "user.u", b"1", XattrFlags::empty()).unwrap();
+    let file = path.as_path();
+    let drop_admin = || {
+        let mut own = capabilities(None).unwrap();
+        own.effective.remove(CapabilitySet::SYS_ADMIN);
+        set_capabilities(None, own).unwrap();
+    };
+    std::thread::scope(|s| {
+        // Of this thread alone, as the capabilities are: all that is not about files stays.
+        s.spawn(|| {
+            // SAFETY: a call without pointers.
+            unsafe { libc::syscall(libc::SYS_setfsuid, 1000) };
+            set(file, "trusted.t", b"2", XattrFlags::empty()).unwrap();
+            assert_eq!(
+                (get(file, "trusted.t").unwrap(), names(file)),
+                (b"2".to_vec(), vec!["trusted.t".into(), "user.u".into()])
+            );
+            drop_admin();
+            assert_eq!(errno(set(file, "trusted.t", b"3", XattrFlags::empty())), libc::EPERM);
+            assert_eq!((errno(get(file, "trusted.t")), names(file)), (libc::ENODATA, vec!["user.u".into()]));
+        });
+        s.spawn(|| {
+            while get(file, "trusted.t").is_err() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            // Root is shown what it may not have by its name no more than by a list.
+            drop_admin();
+            assert_eq!((errno(get(file, "trusted.t")), names(file)), (libc::ENODATA, vec!["user.u".into()]));
+        });
+    });
+    rustix::fs::lremovexattr(file, "trusted.t").unwrap();
+    assert_eq!(names(file), ["user.u"]);
 }

@@ -102,6 +102,7 @@ fn main() -> ExitCode {
         return ExitCode::from(helper.run(args.collect()));
     }
     let cli = Cli::from_arg_matches(&program().get_matches()).unwrap_or_else(|e| e.exit());
+    let wants_mount = cli.command.wants_mount();
     let result = match cli.command {
         Command::Mkfs(args) => cmd::mkfs::run(&args),
         Command::Mount(args) => cmd::mount::run(&args),
@@ -151,7 +152,39 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::from(exit::OK),
-        Err(e) => ExitCode::from(exit::report(&e)),
+        Err(e) => {
+            let code = exit::report(&e);
+            let inside = std::env::args_os().skip(2).find_map(|arg| offline::place(arg.as_ref()));
+            if let Some(place) = inside.filter(|_| wants_mount) {
+                let image = place.image.display();
+                exit::tell!(
+                    "pando: {place}: this command wants a mounted file system: pando mount {image} DIR"
+                );
+            }
+            ExitCode::from(code)
+        }
+    }
+}
+
+impl Command {
+    /// Whether its paths are only looked for in mounted file systems, never as `IMAGE:/PATH`.
+    fn wants_mount(&self) -> bool {
+        matches!(
+            self,
+            Command::Fork(_)
+                | Command::Forks(_)
+                | Command::Merge(_)
+                | Command::Discard(_)
+                | Command::Quota(_)
+                | Command::Sync(_)
+                | Command::Chmod(_)
+                | Command::Chown(_)
+                | Command::Touch(_)
+                | Command::Snapshot(_)
+                | Command::Log(_)
+                | Command::RestoreFile(_)
+                | Command::Rollback(_)
+        )
     }
 }
 

@@ -96,10 +96,11 @@ pub fn clone(fs: &Fs, src: &Path, dst: &Path, replace: bool, exclude: &[PathBuf]
     let (from, to) = (Entry::new(fs, src)?, Entry::new(fs, dst)?);
     let root = fs.lookup(from.dir, from.name())?;
     if fs.snapshot_of(root.ino).is_some() {
-        let done = match replace && !is_absent(fs, dst) || !exclude.is_empty() {
-            true => Err(anyhow::anyhow!("a whole snapshot replaces nothing, and nothing is left out of it")),
-            false => fs
-                .clone_snapshot(Authority::Caller(&Caller::root()), root.ino, (to.dir, to.name()))
+        let to = (to.dir, to.name());
+        let done = match exclude.is_empty() {
+            false => Err(anyhow::anyhow!("nothing is left out of a whole snapshot")),
+            true => fs
+                .clone_snapshot(Authority::Caller(&Caller::root()), root.ino, to, replace)
                 .map(drop)
                 .map_err(anyhow::Error::from),
         };

@@ -16,6 +16,7 @@ mod killed;
 mod looking;
 mod machine;
 mod mounted;
+mod odd_arguments;
 mod offline;
 mod pictures;
 mod policies;

@@ -185,3 +185,48 @@ fn what_only_a_clone_may_copy_is_cloned() {
     b.umount();
     b.ok(&["check", "a.img"]);
 }
+
+/// The link itself became the copy, and what it led to stayed as it was.
+#[test]
+fn a_file_goes_through_a_link_that_is_named_as_cp_has_it() {
+    let b = mounted!();
+    let make = "rm -rf t; mkdir -p t/dir t/in; echo new > t/f; echo old > t/to; echo two > t/names; ln t/names t/name2
+        ln -s to t/link; ln -s link t/far; ln -s names t/linked; ln -s nowhere t/dangling; ln -s dir t/at
+        ln -s f t/own; ln -s /elsewhere t/sym; ln -s ../to t/in/f; chmod 640 t/f";
+    let show =
+        "cd t && find . -printf '%p %y %m %n %l\n' | sort && cat to names name2 f && cat link far linked";
+    let cases = [
+        "t/f t/link",
+        "t/f t/far",
+        "t/f t/linked",
+        "t/f t/at",
+        "t/sym t/link",
+        "t/f t/dangling",
+        "t/f t/own",
+        "t/dir t/link",
+        "-T t/f t/link",
+    ];
+    for case in cases {
+        b.sh(&format!("cd m; {make}"));
+        b.sh(make);
+        let args = case.split(' ');
+        let own = args.clone().map(|arg| arg.replace("t/", "m/t/"));
+        let own: Vec<String> = ["cp", "-a"].map(String::from).into_iter().chain(own).collect();
+        let out = b.run(&own.iter().map(|arg| &arg[..]).collect::<Vec<_>>());
+        let theirs = b.sh(&format!("cp -a {case} 2> /dev/null && echo done || echo failed"));
+        assert_eq!(theirs == "done\n", out.status.success(), "{case}: {}", text(&out.stderr));
+        let shown = |dir: &str| b.sh(&format!("cd {dir} && ({show}) 2>&1 || true")).replace(" 1 ", " ");
+        // A directory counts its subdirectories elsewhere.
+        let lines =
+            |text: String| text.lines().filter(|l| !l.contains(" d ")).map(String::from).collect::<Vec<_>>();
+        assert_eq!(lines(shown("m")), lines(shown(".")), "{case}");
+    }
+    b.sh(&format!("cd m; {make}"));
+    b.ok(&["cp", "-an", "m/t/f", "m/t/link"]);
+    assert_eq!(b.sh("cat m/t/to; readlink m/t/link"), "old\nto\n");
+    // A link that lies in the directory is another's, perhaps: it does not lead the copy elsewhere.
+    b.sh(&format!("cd m; {make}"));
+    b.ok(&["cp", "-a", "m/t/f", "m/t/in"]);
+    assert_eq!(b.sh("cat m/t/to m/t/in/f; test ! -L m/t/in/f"), "old\nnew\n");
+    assert!(b.ok(&["cp", "--help"]).contains("lead the copy elsewhere"));
+}

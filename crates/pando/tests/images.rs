@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::FileExt};
 
-use crate::common::{Bench, same};
+use crate::common::{Bench, same, text};
 
 #[test]
 fn trees_go_in_and_come_out_without_a_mount() {
@@ -527,4 +527,18 @@ fn du_tells_what_is_exclusive_in_an_image() {
     b.fails(&["du", "none"], 1, "none");
     b.fails(&["du", "t"], 1, "not in a mounted");
     b.fails(&["du"], 2, "PATH");
+}
+
+/// It said that 4 KiB are too small.
+#[test]
+fn mkfs_of_what_is_no_file_says_so() {
+    let b = Bench::new();
+    b.sh("mkdir d; mkfifo p; ln -s d l");
+    for args in [&["mkfs", "d"][..], &["mkfs", "--size", "64M", "d"], &["mkfs", "--force", "l"]] {
+        b.fails(args, 1, "is a directory");
+    }
+    for args in [&["mkfs", "p"][..], &["mkfs", "--force", "--size", "64M", "/dev/null"]] {
+        let said = text(&b.run(args).stderr);
+        assert!(said.contains("is neither a file nor a block device\n"), "{said}");
+    }
 }

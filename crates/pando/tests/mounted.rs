@@ -180,6 +180,27 @@ fn paths_that_are_listed_are_there_through_bind_mounts_too() {
     b.sh("umount bound");
 }
 
+/// There was no such option, which every script has.
+#[test]
+fn rm_with_force_is_content_with_what_is_not_there() {
+    let b = mounted!();
+    b.sh("mkdir m/d; echo f > m/d/f; ln -s nowhere m/l");
+    b.fails(&["rm", "m/none"], 1, "No such file");
+    b.fails(&["rm"], 2, "PATH");
+    b.ok(&["rm", "-f"]);
+    b.ok(&["rm", "-rf", "m/none", "none", "m/none/x", "m/d/f/x", "m/d", "m/l"]);
+    assert_eq!(b.sh("ls -A m"), "");
+    b.sh("mkdir m/d");
+    b.fails(&["rm", "-f", "m/d"], 1, "give -r");
+    b.fails(&["rm", "-rf", "m/none", "m/.."], 1, "ends in . or ..");
+    b.ok(&["snapshot", "create", "m/d", "s"]);
+    b.fails(&["rm", "-rf", "m/d/.snapshots/s"], 1, "pando snapshot delete");
+    b.umount();
+    b.fails(&["rm", "a.img:/none"], 1, "none");
+    b.ok(&["rm", "-rf", "a.img:/none", "a.img:/d/x/y", "a.img:/d"]);
+    assert_eq!(b.ok(&["ls", "a.img:/"]), "");
+}
+
 #[test]
 fn mv_and_rm_work_on_whole_trees() {
     let b = mounted!();

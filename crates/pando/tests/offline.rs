@@ -70,7 +70,9 @@ fn a_snapshot_is_cloned_without_a_mount() {
     b.ok(&["cp", "-a", "a.img:/t/.snapshots/s1", "a.img:/copy"]);
     b.ok(&["clone", "--replace", "a.img:/t/.snapshots/s1", "a.img:/new"]);
     b.fails(&["clone", "a.img:/t/.snapshots/s1", "a.img:/back"], 1, "exists");
-    b.fails(&["clone", "--replace", "a.img:/t/.snapshots/s1", "a.img:/back"], 1, "replaces nothing");
+    b.ok(&["clone", "--replace", "a.img:/t/.snapshots/s1", "a.img:/back"]);
+    let exclude = ["clone", "--exclude", "src", "a.img:/t/.snapshots/s1", "a.img:/x"];
+    b.fails(&exclude, 1, "nothing is left out of a whole snapshot");
     b.fails(&["clone", "a.img:/t/.snapshots/s2", "a.img:/x"], 1, "no such file");
     for name in ["back", "copy", "new"] {
         b.ok(&["export", &format!("a.img:/{name}"), name]);

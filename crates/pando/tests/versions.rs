@@ -174,7 +174,7 @@ fn trees_and_files_in_snapshots_are_named_as_with_other_commands() {
     assert!(b.ok(&["du", "-H", "m/p@s1"]).contains("/p/.snapshots/s1"));
     b.fails(&["fork", "m/p@s1", "m/fork"], 1, "make a clone of the snapshot, and fork that");
     b.fails(&["diff", "m/p@none", "m/p"], 1, "no snapshot of a directory above m/p is named so");
-    b.fails(&["diff", "@s1", "m/p"], 1, "@s1 and m/p: No such file");
+    b.fails(&["diff", "@s1", "m/p"], 1, "@s1: No such file");
     b.fails(&["diff", "m/p/none@s1", "m/p"], 1, "is not in snapshot s1");
     b.fails(&["diff", "m/p", "m/nothing"], 1, "m/nothing");
     assert!(b.ok(&["diff", "--help"]).contains("pando diff -u /mnt/grove/project@before /mnt/grove/project"));
@@ -204,6 +204,32 @@ fn a_whole_snapshot_that_is_to_replace_a_directory_is_told_how() {
     b.ok(&["restore-file", "--replace", "m/p@s", "--to", "m/newer"]);
     b.ok(&["restore-file", "m/p@s", "--to", "m/new"]);
     assert_eq!(b.sh("cat m/new/f m/newer/f m/new/p/f"), "one\none\none\n");
+    // So does a clone, and in an image too.
+    b.sh("echo mine > m/other/f");
+    b.ok(&["clone", "--replace", "m/p@s", "m/other"]);
+    b.fails(&["clone", "--replace", "m/p@s", "m/p"], 1, "pando rollback");
+    assert_eq!(b.sh("cat m/other/f m/p/f; ls -A m"), "one\ntwo\nnew\nnewer\nother\np\n");
+    b.umount();
+    b.ok(&["clone", "--replace", "a.img:/p/.snapshots/s", "a.img:/other"]);
+    b.fails(&["clone", "--replace", "a.img:/p/.snapshots/s", "a.img:/p"], 1, "pando rollback");
+    b.ok(&["check", "a.img"]);
+}
+
+/// The snapshot was put beside what it was to replace, and stayed there.
+#[test]
+fn a_whole_snapshot_that_may_not_replace_something_leaves_nothing_behind() {
+    let b = mounted!();
+    b.sh("mkdir -p m/p m/other/in; echo one > m/p/f; echo mine > m/other/in/f");
+    b.ok(&["snapshot", "create", "m/p", "s"]);
+    if rustix::process::geteuid().is_root() {
+        b.sh("mount -t tmpfs none m/other/in");
+        b.fails(&["restore-file", "--replace", "m/p@s", "--to", "m/other"], 4, "something is mounted");
+        b.sh("umount m/other/in");
+        assert_eq!(b.sh("ls -A m; cat m/other/in/f"), "other\np\nmine\n");
+    }
+    b.fails(&["restore-file", "--replace", "m/p@s", "--to", "m/none/other"], 1, "No such file");
+    b.fails(&["restore-file", "--replace", "m/p@s", "--to", "m"], 1, "");
+    assert_eq!(b.sh("ls -A m; cat m/other/in/f"), "other\np\nmine\n");
     b.umount();
     b.ok(&["check", "a.img"]);
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::common::{Bench, text};
+use crate::common::{Bench, LET_GO, text};
 
 /// A mounted image, unless the caller may not mount snapshots.
 fn for_root() -> Option<Bench> {
@@ -86,6 +86,114 @@ fn a_policy_leaves_a_snapshot_that_is_mounted_and_goes_on_with_others() {
     assert_eq!(b.sh("cat v/f"), "one\n");
     b.ok(&["umount", "v"]);
     until("it does not go", &|all| !all.contains(&first));
+}
+
+/// Snapshots that mounts show are known by paths, and the path of one that is mounted led to another one.
+#[test]
+fn a_snapshot_with_the_name_of_a_mounted_one_of_a_directory_that_is_gone_can_be_deleted() {
+    let Some(b) = for_root() else { return };
+    b.sh("mkdir m/p m/q v w");
+    for (dir, at, replaced) in [("p", "v", "rmdir m/p; mkdir m/p"), ("q", "w", "mkdir m/r; mv -T m/r m/q")] {
+        let path = format!("m/{dir}");
+        b.sh(&format!("echo old > {path}/f"));
+        b.ok(&["snapshot", "create", &path, "a"]);
+        b.ok(&["mount", "-o", &format!("snapshot={dir}@a"), "a.img", at]);
+        b.sh(&format!("rm {path}/f; {replaced}; echo new > {path}/f"));
+        b.ok(&["snapshot", "create", &path, "a"]);
+        // The kernel knows both.
+        assert_eq!(b.sh(&format!("cat {path}/.snapshots/a/f {at}/f")), "new\nold\n");
+        let told = b.ok(&["snapshot", "delete", "-n", &path, "a"]);
+        assert!(told.contains("would delete"), "{told}");
+        assert!(b.ok(&["snapshot", "delete", &path, "a"]).starts_with("deleted "));
+        assert_eq!(b.sh(&format!("cat {at}/f")), "old\n");
+    }
+    // The older ones are mounted, and stay, which a dry run says too.
+    let told = b.ok(&["snapshot", "orphans", "--delete", "-n", "m"]);
+    for (number, at) in [(1, "v"), (3, "w")] {
+        let at = b.path(at).display().to_string();
+        assert!(told.contains(&format!("would leave {number} a: it is mounted on {at}\n")), "{told}");
+        b.fails(&["snapshot", "orphans", "--delete", "m"], 4, &format!("is mounted on {at}"));
+    }
+    let json = b.json(&["snapshot", "orphans", "--delete", "-n", "--json", "m"]);
+    assert_eq!(json["snapshots"][0]["why"], "mounted", "{json}");
+    // A new mount on the same place is another one.
+    b.ok(&["umount", "v"]);
+    b.ok(&["snapshot", "create", "m/p", "a"]);
+    b.ok(&["mount", "-o", "snapshot=p@a", "a.img", "v"]);
+    b.fails(&["snapshot", "delete", "m/p", "a"], 4, "is mounted on");
+    assert_eq!(b.ok(&["snapshot", "orphans", "--delete", "-n", "m"]).matches("would delete").count(), 1);
+    b.ok(&["umount", "v"]);
+    b.ok(&["umount", "w"]);
+    assert_eq!(b.ok(&["snapshot", "orphans", "--delete", "m"]), "deleted 1 a\ndeleted 3 a\n");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+/// A process that keeps a mount namespace, and is ended whatever happens.
+struct Holder(std::process::Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What was seen of the mounts of a container was forgotten by the next call of somebody else.
+#[test]
+fn a_mount_in_a_namespace_of_its_own_is_remembered_through_calls_from_others() {
+    let Some(b) = for_root() else { return };
+    b.sh("mkdir -p m/p v; echo one > m/p/f");
+    for name in ["a", "b", "c", "d"] {
+        b.ok(&["snapshot", "create", "m/p", name]);
+    }
+    let mut holder = std::process::Command::new("unshare");
+    let script = format!("{LET_GO} mount --bind m/p/.snapshots/a v; echo ready; exec sleep 300");
+    let holder = holder.args(["-m", "sh", "-ec", &script, "sh"]).arg(b.path("m")).current_dir(b.path("."));
+    let mut holder = Holder(holder.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(holder.0.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    let program = env!("CARGO_BIN_EXE_pando");
+    let inside =
+        |args: &str| b.sh(&format!("nsenter -t {} -m -- {program} {args} 2>&1 || true", holder.0.id()));
+    let at = |name: &str| b.path(name).display().to_string();
+    // Nobody has looked at the mounts there when the path that the kernel has of this one leads nowhere.
+    b.ok(&["snapshot", "rename", "m/p", "a", "renamed"]);
+    let first = inside(&format!("snapshot delete {} renamed", at("m/p")));
+    let told = inside(&format!("snapshot delete {} b", at("m/p")));
+    b.ok(&["snapshot", "delete", "m/p", "c"]);
+    // Then it leads to another one.
+    b.ok(&["snapshot", "rename", "m/p", "d", "a"]);
+    let other = inside(&format!("snapshot delete {} a", at("m/p")));
+    let renamed = inside(&format!("snapshot delete {} renamed", at("m/p")));
+    let read = b.sh(&format!("nsenter -t {} -m -- cat {}/f", holder.0.id(), at("v")));
+    drop(holder);
+    assert_eq!((&told[..], &read[..]), ("deleted 2 b\n", "one\n"));
+    for said in [first, renamed] {
+        assert!(said.contains(&format!("is mounted on {}", at("v"))), "{said}");
+    }
+    assert_eq!(other, "deleted 4 a\n");
+    assert_eq!(b.ok(&["snapshot", "delete", "m/p", "renamed"]), "deleted 1 renamed\n");
+    b.umount();
+}
+
+/// It went with the next look at its policy, which came a minute later.
+#[test]
+fn a_snapshot_that_is_over_goes_soon_after_it_is_unmounted() {
+    let Some(b) = for_root() else { return };
+    b.sh("mkdir -p m/p v; echo one > m/p/f");
+    b.ok(&["snapshot", "create", "m/p", "a", "--valid-for", "2s"]);
+    b.ok(&["mount", "-o", "snapshot=p@a", "a.img", "v"]);
+    b.ok(&["snapshot", "policy", "m/p", "--every", "1d"]);
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(b.sh("cat v/f"), "one\n");
+    assert!(names(&b, "m/p").contains(&"a".into()));
+    b.ok(&["umount", "v"]);
+    let begin = Instant::now();
+    while names(&b, "m/p").contains(&"a".into()) {
+        assert!(begin.elapsed() < Duration::from_secs(25));
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }
 
 #[test]

@@ -71,7 +71,7 @@ pub const FS: Layers = &[
         "bill",
         &["error", "format", "path", "account", "merge", "inode", "ledger", "volume", "background", "place"],
     ),
-    ("family", &["error", "types", "path", "record", "inode", "lineage", "volume"]),
+    ("family", &["error", "format", "types", "path", "record", "inode", "lineage", "volume"]),
     ("frozen", &["error", "path", "record", "volume"]),
     ("staying", &["error", "volume"]),
     ("forks", &["error", "format", "types", "path", "record", "volume", "frozen", "staying"]),

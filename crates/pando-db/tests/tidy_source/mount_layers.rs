@@ -168,5 +168,5 @@ pub const PROGRAM: Layers = &[
     ),
     ("help", &[]),
     ("helper", &["exit", "logging", "place", "image", "one_version", "cmd"]),
-    ("main", &["exit", "guard", "cmd", "help", "helper"]),
+    ("main", &["exit", "guard", "offline", "cmd", "help", "helper"]),
 ];

@@ -52,7 +52,7 @@ use crate::{
 pub use told::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide};
 
 fn no_fork(name: String) -> Error {
-    Error::Invalid(format!("{name}: not a fork; pando clone --track makes them"))
+    Error::Invalid(format!("{name}: not a fork; pando fork makes them"))
 }
 
 impl Fs {

@@ -6,7 +6,13 @@
 //! every caller, rights on the way included. Of what is not told so nothing is known: linked files, for instance, are
 //! looked up nowhere.
 
-use std::path::{Component, Path};
+use std::{
+    path::{Component, Path},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use pando_db::Snapshot;
@@ -14,7 +20,7 @@ use pando_db::Snapshot;
 use crate::{
     error::{Error, Result},
     family::damaged,
-    path,
+    path::{self, check_name},
     record::{Record, Stored},
     rights::may_list,
     types::{Caller, FileKind, Ino, Time},
@@ -61,12 +67,24 @@ impl Fs {
         viewer: Option<&Caller>,
         source: Ino,
         rest: &Path,
+        range: (u32, usize),
+    ) -> Result<Alike> {
+        self.alike_snapshots_unless(viewer, source, rest, range, &Arc::default())
+    }
+
+    /// The same, until `stop` is set (EINTR): where equal contents are not shared, all of them are compared.
+    pub fn alike_snapshots_unless(
+        &self,
+        viewer: Option<&Caller>,
+        source: Ino,
+        rest: &Path,
         (from, max): (u32, usize),
+        stop: &Arc<AtomicBool>,
     ) -> Result<Alike> {
         let mut names = Vec::new();
         for part in rest.components() {
             match part {
-                Component::Normal(name) => names.push(name.as_encoded_bytes()),
+                Component::Normal(name) => names.push(check_name(name)?),
                 _ => return Err(Error::Invalid("a path of plain names, from the directory".into())),
             }
         }
@@ -79,10 +97,13 @@ impl Fs {
         let view = self.db.snapshot();
         let mut before: Option<(u32, Way)> = None;
         for info in infos {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted("snapshots that are alike".into()));
+            }
             let way = way(&view, viewer, info.number, &names)?;
             if let (Some((number, old)), Some(way)) = (&before, &way)
                 && old == way
-                && self.is_shared((&view, viewer), way, (*number, info.number), &names)?
+                && self.is_shared((&view, viewer, stop), way, (*number, info.number), &names)?
             {
                 found.numbers.push(info.number);
             }
@@ -94,7 +115,7 @@ impl Fs {
     /// Whether all that is under a path is the same in two snapshots, in which the path itself is.
     fn is_shared(
         &self,
-        (view, viewer): (&Snapshot, Option<&Caller>),
+        (view, viewer, stop): (&Snapshot, Option<&Caller>, &Arc<AtomicBool>),
         at: &Way,
         numbers: (u32, u32),
         names: &[&[u8]],
@@ -105,7 +126,7 @@ impl Fs {
             Some(WayEnd::Plain(record)) => record,
         };
         let same = |of: &dyn Fn(&[u8]) -> Bytes, a: &[u8], b: &[u8]| -> Result<bool> {
-            Ok(view.diff(&of(a), view, &of(b))?.next().transpose()?.is_none())
+            Ok(view.diff(&of(a), view, &of(b))?.stop_on(stop).next().transpose()?.is_none())
         };
         let places = |number: u32| -> Result<(Vec<u8>, Vec<u8>)> {
             let mut contents = path::snapshot(number);

@@ -19,6 +19,9 @@ use crate::{
     volume::Fs,
 };
 
+/// What is called before each step of a policy, and after it.
+type PolicyCalls<'a, 'b> = (&'a mut (dyn FnMut(PolicyStep) + 'b), &'a mut (dyn FnMut(&CloneReport) + 'b));
+
 /// The number of the error that says that the store is full.
 const ENOSPC: i32 = rustix::io::Errno::NOSPC.raw_os_error();
 
@@ -35,6 +38,17 @@ pub struct PolicyWork {
     pub next: Option<Time>,
     /// Why a snapshot that was due was not made, if others were deleted nevertheless.
     pub failed: Option<String>,
+    /// The roots of the snapshots that go once no mount shows them.
+    pub mounted: Vec<Ino>,
+}
+
+/// What [`Fs::carry_out_policy`] is about to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PolicyStep {
+    /// To make a snapshot of the directory with this number.
+    Make(Ino),
+    /// To delete a snapshot, unless a mount shows it: by what was said last ([`Fs::mounted_on`]).
+    Delete,
 }
 
 impl StoredPolicy {
@@ -163,8 +177,8 @@ impl Fs {
     }
 
     /// Applies the policy of a directory at the time `now`: makes a snapshot if one is due, and deletes those that
-    /// are not kept. `synced`: something in the directory was synced since the last one. `before` is called with the
-    /// directory's number before a snapshot is made, `after` with the cached entries that each change has made stale.
+    /// are not kept. `synced`: something in the directory was synced since the last one. `before` is called before each
+    /// snapshot that is made or deleted, `after` with the cached entries that each change has made stale.
     ///
     /// If the snapshot cannot be made, others are deleted nevertheless, and on a full store it is then tried once
     /// more. If nothing was deleted, this returns the error of making the snapshot.
@@ -175,7 +189,7 @@ impl Fs {
         &self,
         info: &PolicyInfo,
         (now, synced): (Time, bool),
-        before: &mut dyn FnMut(Ino),
+        before: &mut dyn FnMut(PolicyStep),
         after: &mut dyn FnMut(&CloneReport),
     ) -> Result<PolicyWork> {
         if self.is_read_only() {
@@ -195,7 +209,7 @@ impl Fs {
         source: Ino,
         info: &PolicyInfo,
         (now, synced): (Time, bool),
-        before: &mut dyn FnMut(Ino),
+        before: &mut dyn FnMut(PolicyStep),
         after: &mut dyn FnMut(&CloneReport),
     ) -> Result<PolicyWork> {
         if self.policy_of(source)?.as_ref() != Some(info) {
@@ -207,7 +221,7 @@ impl Fs {
         let mut snapshots = self.snapshots(source)?;
         let due = policy.is_due(now, &snapshots, synced);
         if due {
-            before(source);
+            before(PolicyStep::Make(source));
         }
         let new =
             NewSnapshot { valid_for_secs: policy.valid_for_secs, automatic: true, ..NewSnapshot::default() };
@@ -225,7 +239,7 @@ impl Fs {
                 }
             }
             let deleted = work.deleted.len();
-            self.delete_gone(by, (source, policy), now, &mut snapshots, &mut work, after)?;
+            self.delete_gone(by, (source, policy), now, &mut snapshots, &mut work, (before, after))?;
             // What was deleted may be what it needs.
             let full = failed.as_ref().is_some_and(|e| e.errno() == ENOSPC);
             if !full || work.deleted.len() == deleted {
@@ -248,7 +262,7 @@ impl Fs {
         now: Time,
         snapshots: &mut Vec<SnapshotInfo>,
         work: &mut PolicyWork,
-        after: &mut dyn FnMut(&CloneReport),
+        (before, after): PolicyCalls<'_, '_>,
     ) -> Result<()> {
         let is_short = || Ok::<_, Error>(policy.is_short(&self.statfs()?));
         let mut short = is_short()?;
@@ -263,7 +277,8 @@ impl Fs {
         let mut for_space = if short { oldest(snapshots, &gone) } else { None };
         gone.extend(for_space);
         loop {
-            let mounted = self.delete_these(by, (source, snapshots), &gone, work, after)?;
+            let mounted =
+                self.delete_these(by, (source, snapshots), &gone, work, (&mut *before, &mut *after))?;
             snapshots.retain(|s| !gone.contains(&s.number));
             // One that is mounted stays, and gives no space back: the next one goes instead.
             if for_space.is_none_or(|number| !mounted.contains(&number)) {
@@ -281,16 +296,23 @@ impl Fs {
         (source, snapshots): (Ino, &[SnapshotInfo]),
         gone: &[u32],
         work: &mut PolicyWork,
-        after: &mut dyn FnMut(&CloneReport),
+        (before, after): PolicyCalls<'_, '_>,
     ) -> Result<Vec<u32>> {
         let mut mounted = Vec::new();
         for info in snapshots.iter().filter(|s| gone.contains(&s.number)) {
+            // Each takes its time, and somebody may mount the next one meanwhile.
+            before(PolicyStep::Delete);
             match self.delete_snapshot(by, source, info.number) {
                 Ok(report) => {
                     after(&report);
                     work.deleted.push(info.name.clone());
                 }
-                Err(Error::MountPoint(_) | Error::Shown { .. }) => mounted.push(info.number),
+                Err(Error::Shown { .. }) => {
+                    let root = self.root_of_snapshot(info.number)?;
+                    work.mounted.extend(root.map(|(ino, ..)| ino));
+                    mounted.push(info.number);
+                }
+                Err(Error::MountPoint(_)) => mounted.push(info.number),
                 // Somebody else was faster, or keeps it since, or rolls back.
                 Err(Error::NotFound(_) | Error::NotPermitted { .. } | Error::Stale(_)) => {}
                 Err(e) => return Err(e),

@@ -13,6 +13,7 @@ use pando_db::Batch;
 use crate::{
     account::Account,
     bill::{Bill, Taken},
+    clone::Removal,
     error::{Error, Result, show},
     family::Family,
     format::FEATURE_SNAPSHOTTED,
@@ -25,6 +26,7 @@ use crate::{
     rename::End,
     rights::Rights,
     snapshot::{Snapshotted, below::TwoStates, no_snapshot},
+    staying::Staying,
     types::{Authority, CloneReport, Ino, NewSnapshot, ROOT, SnapshotInfo},
     volume::Fs,
 };
@@ -183,9 +185,24 @@ impl Fs {
         })
     }
 
-    /// Clones the snapshot with the root `root` to `dst`, which must not exist (EEXIST). Rights as for a clone of
-    /// any directory.
-    pub fn clone_snapshot(&self, by: Authority<'_>, root: Ino, dst: (Ino, &OsStr)) -> Result<CloneReport> {
+    /// The root of the snapshot that the inode `ino` lies in, if it lies in one. `None` if it is not in memory.
+    pub fn snapshot_around(&self, ino: Ino) -> Option<Option<Ino>> {
+        // One that was deleted is none any more.
+        let up = self.table.find(ino)?.ancestry().unwrap_or_default();
+        let top = up.last().filter(|top| top.peek(|s| matches!(s.link, Link::Snapshot(_))));
+        Some(top.map(|top| top.ino))
+    }
+
+    /// Clones the snapshot with the root `root` to `dst`, which must not exist (EEXIST) unless `replace`: then what is
+    /// there is removed in the same batch. Rights as for a clone of any directory. EINVAL if that is the directory of
+    /// the snapshot, which a rollback sets back.
+    pub fn clone_snapshot(
+        &self,
+        by: Authority<'_>,
+        root: Ino,
+        dst: (Ino, &OsStr),
+        replace: bool,
+    ) -> Result<CloneReport> {
         let start = Instant::now();
         self.writable()?;
         let rights = Rights::from(by);
@@ -194,7 +211,7 @@ impl Fs {
         may_change(&new, true)?;
         rights.may_clone(&root)?;
         let mut counts = false;
-        let report = self.with_counts(|tries, wanted| {
+        let (mut report, removal) = self.with_counts(|tries, wanted| {
             let at = self.attempt_dir(&new)?;
             let _names = tries.exclusive(&new.names)?;
             // Held, so that the snapshot is not deleted meanwhile.
@@ -204,13 +221,34 @@ impl Fs {
                 _ => Err(Error::Stale(root.ino)),
             })?;
             let end = End::to_be(&at, to)?;
-            if self.child(&at, to)?.is_some() {
-                return Err(Error::Exists(show(dst.1)).into());
+            let target = self.child(&at, to)?;
+            match &target {
+                Some(_) if !replace => return Err(Error::Exists(show(dst.1)).into()),
+                Some(target) => {
+                    rights.may_remove(&new, target)?;
+                    if let Some(family) = self.family(target.ino)?
+                        && self.db.get(&system::snapshot(family.id, number))?.is_some()
+                    {
+                        let text = "a snapshot does not replace its own directory; see pando rollback";
+                        return Err(Error::Invalid(text.into()).into());
+                    }
+                }
+                None => {
+                    self.may_enter(&new, to)?;
+                    rights.may_add(&new)?;
+                }
             }
-            self.may_enter(&new, to)?;
-            rights.may_add(&new)?;
+            let _target = target.as_ref().map(|target| tries.exclusive(&target.tree)).transpose()?;
+            let accounts = self.lock_accounts();
             let now = self.now();
             let mut batch = Batch::new();
+            let mut bill = Bill::default();
+            let mut removal = None;
+            if let Some(target) = &target {
+                let (around, gone) = self.going(wanted, &end, target)?;
+                bill.subtract(around, gone);
+                removal = Some(self.remove_all(rights, &mut batch, &end, (target, &Staying::new()), now)?);
+            }
             let mut record = root.peek(|s| s.record.clone());
             (record.ctime, record.crtime) = (now, now);
             record.clone_id = self.fresh_clone()?;
@@ -219,7 +257,6 @@ impl Fs {
             self.find_marks_later(&mut batch, now)?;
             counts = self.count_copy(&mut batch, &path::snapshot(number), &contents)?;
             let above = self.above(&at);
-            let mut bill = Bill::default();
             if record.account.is_some() || !above.is_empty() {
                 let mut taken = self.tree_taken(wanted, &self.attempt_dir(&root)?, &root)?;
                 // Linked files without a name in it go when names are counted.
@@ -232,17 +269,30 @@ impl Fs {
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, &at, &touched);
             batch.put(system::cloned(), now.encode());
-            let reserved = self.reserve(&mut batch, bill)?;
-            self.db.write(batch)?;
+            let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
+            self.write_unless_overtaken(batch, tries.overtaken)?;
             reserved.paid();
+            drop(accounts);
             self.tree_cloned(now);
             new.change(|s| touched.apply(&mut s.record));
-            let entries = vec![(new.ino, dst.1.to_os_string())];
-            Ok(CloneReport { entries, micros: start.elapsed().as_micros() as u64, ..CloneReport::default() })
+            if let Some(removal) = &removal {
+                self.removed_all(removal);
+            }
+            let report = CloneReport {
+                replaced: target.iter().map(|target| target.ino).collect(),
+                orphaned: removal.as_ref().map(Removal::orphaned).unwrap_or_default(),
+                entries: vec![(new.ino, dst.1.to_os_string())],
+                micros: 0,
+            };
+            Ok((report, removal))
         })?;
         if counts {
             self.count_names_soon();
         }
+        if let Some(names) = removal.and_then(|removal| removal.names) {
+            self.count_lost(names);
+        }
+        report.micros = start.elapsed().as_micros() as u64;
         self.clone_latency.record(report.micros);
         Ok(report)
     }

@@ -156,18 +156,21 @@ fn begin_diff(
 
 /// The numbers of the snapshots of the directory at `dir` in which what lies at `path` in it is surely what it was in
 /// the one before, ascending: see [`pando_fs::Fs::alike_snapshots`]. Of the others nothing is known. One request for
-/// about a thousand snapshots.
+/// about a thousand snapshots. If this process is stopped meanwhile, it is asked again.
 pub fn alike_snapshots(dir: &Path, path: &Path) -> Result<Vec<u32>, ControlError> {
     let mut all: Vec<u32> = Vec::new();
     let mut from = 0;
-    loop {
+    let ask = |from| {
         let (opened, token, _) = own_dir(dir)?;
         show_entering(&opened, &token);
         if rustix::process::geteuid().is_root() {
             // Where it cannot be shown, what ordinary users may see is told.
             let _ = show_root(&opened, &token);
         }
-        let (numbers, next) = client::alike(&opened, token, Asked::Alike(from, path.to_owned()))?;
+        client::alike(&opened, token, Asked::Alike(from, path.to_owned()))
+    };
+    loop {
+        let (numbers, next) = unless_stopped(&|| true, || ask(from))?;
         let last = all.last().copied();
         all.extend(numbers.into_iter().filter(|number| last.is_none_or(|last| *number > last)));
         match u32::try_from(next) {

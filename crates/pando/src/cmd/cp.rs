@@ -47,7 +47,9 @@ use crate::{
 #[command(
     override_usage = "pando cp [OPTIONS] <SRC>... <DST>\n       pando cp [OPTIONS] -t <DIR> <SRC>...",
     after_help = "SRC goes into DST if that is a directory, or becomes it. Files that exist are replaced as a whole,
-directories are merged. Owner, mode, times and extended attributes are kept, which needs the right to
+directories are merged. If DST is a symbolic link to a file, that file is replaced, as with cp; a link
+in a directory that is copied into is replaced itself, because whoever may write there could otherwise
+lead the copy elsewhere. Owner, mode, times and extended attributes are kept, which needs the right to
 clone SRC: its owner or root. Copies between file systems are refused; use cp -a there. What cannot be
 copied is said, and the rest is copied; the exit code is then 1. With -n, a file is not copied to
 where something is, which is no failure.
@@ -127,12 +129,16 @@ pub fn run(args: &Args) -> Result<()> {
             copier.fail(&e);
             continue;
         }
-        let dst = match into {
+        let goal = match into {
             // SRC that ends in /. or .. has no name of its own: its content goes there.
-            true => target.join(own_name(src).unwrap_or(OsStr::new(""))),
-            false => target.clone(),
+            true => Ok(Goal::at(target.join(own_name(src).unwrap_or(OsStr::new(""))))),
+            false if args.no_clobber => Ok(Goal::at(target.clone())),
+            false => Goal::named(src, target),
         };
-        copier.copy(src, &Goal { shown: dst.clone(), way: dst });
+        match goal {
+            Ok(goal) => copier.copy(src, &goal),
+            Err(e) => copier.fail(&e),
+        }
     }
     copier.finish()
 }
@@ -227,6 +233,27 @@ struct Goal {
 }
 
 impl Goal {
+    fn at(path: PathBuf) -> Goal {
+        Goal { shown: path.clone(), way: path }
+    }
+
+    /// The destination of `src` that the caller has named: as with cp, a file goes through a link to a file into that,
+    /// unless the file has other names, which would change with it. Then the link itself becomes the copy.
+    fn named(src: &Path, dst: &Path) -> Result<Goal> {
+        let goal = Goal::at(dst.to_owned());
+        if !dst.is_symlink() || !fs::symlink_metadata(src).is_ok_and(|from| from.is_file()) {
+            return Ok(goal);
+        }
+        match fs::metadata(dst) {
+            Ok(to) if to.nlink() > 1 => Ok(goal),
+            Ok(_) => Ok(Goal { way: dst.canonicalize().with_context(|| goal.about())?, ..goal }),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                bail!("{}: is a symbolic link that leads nowhere, and is not written through", goal.about())
+            }
+            Err(e) => Err(e).with_context(|| goal.about()),
+        }
+    }
+
     fn about(&self) -> String {
         format!("cp: {}", self.shown.display())
     }

@@ -4,7 +4,7 @@ use std::{
     ffi::OsStr,
     io::{self, BufWriter, Write},
     os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
+    path::{Component, Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
@@ -128,7 +128,7 @@ struct DiffPrinter<'a> {
 pub fn run(args: &Args) -> Result<()> {
     let inside = |top: &Path| match &args.path {
         Some(path) => {
-            if path.is_absolute() {
+            if path.is_absolute() || path.components().any(|part| part == Component::ParentDir) {
                 bail!("{}: PATH is a path in A and in B, from there", path.display());
             }
             Ok(top.join(path))
@@ -170,6 +170,9 @@ pub fn run(args: &Args) -> Result<()> {
             Ok(())
         })?,
         None => {
+            for path in [&before, &after] {
+                path.metadata().with_context(|| path.display().to_string())?;
+            }
             let changes = tool::diff(&before, &after, options, &|| true).with_context(about)?;
             super::warn_undiffed(changes.unstored(), &about());
             for change in changes {
@@ -185,8 +188,11 @@ pub fn run(args: &Args) -> Result<()> {
 /// What a fork has changed.
 fn of_fork(args: &Args) -> Result<()> {
     let fork = &args.before;
-    if args.unified || offline::place(fork).is_some() {
-        bail!("what a fork has changed is shown of one in a mounted file system, and not by -u");
+    if offline::place(fork).is_some() {
+        bail!("{}: give A and B; what a fork has changed is shown in a mounted file system", fork.display());
+    }
+    if args.unified {
+        bail!("-u wants A and B: what the fork {} was at first is nowhere to be seen", fork.display());
     }
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
     let (before, after) = (fork.clone(), fork.clone());

@@ -116,7 +116,7 @@ fn text(lines: &[DuLine], human: bool) -> String {
             size(line.exclusive),
             size(line.shared),
             size(line.visible),
-            line.path
+            super::field(&line.path, false)
         );
     }
     out

@@ -101,6 +101,15 @@ impl NewImage {
 pub fn device(image: &Path, size: Option<Size>, force: bool) -> Result<NewImage> {
     let existing = std::fs::metadata(image).ok();
     let block_device = existing.as_ref().is_some_and(|m| m.file_type().is_block_device());
+    match &existing {
+        Some(m) if m.is_dir() => {
+            bail!("{}: is a directory; name a file, which is made, or a block device", image.display())
+        }
+        Some(m) if !m.is_file() && !block_device => {
+            bail!("{}: is neither a file nor a block device", image.display())
+        }
+        _ => {}
+    }
     let size = match (size, &existing) {
         (Some(size), _) => size.0,
         (None, _) if block_device => 0,

@@ -1,17 +1,15 @@
 //! `pando restore-file`: brings back a file, or a tree, as it was in a snapshot.
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
-use pando_fuse::tool;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use crate::{
-    cmd::{
-        log::{absolute, there},
-        past,
-    },
-    place,
+use crate::cmd::{
+    log::{absolute, there},
+    past,
 };
 
 /// Bring back a file or tree as it was in a snapshot of a directory above it
@@ -54,10 +52,13 @@ pub fn run(args: &Args) -> Result<()> {
         None => absolute(&path)?,
     };
     let fail = || format!("restore {} from {}", path.display(), moment.name);
-    if args.replace && moment.path == moment.top && to.is_dir() {
+    if args.replace && moment.path == moment.top {
         let same = |a: &Path, b: &Path| {
             a.canonicalize().ok().zip(b.canonicalize().ok()).is_some_and(|(a, b)| a == b)
         };
+        if same(&to, &moment.dir) && moment.dir.metadata().is_ok_and(|m| m.ino() == pando_fs::ROOT) {
+            bail!("{}: the root of a file system cannot be replaced; restore what is in it", fail());
+        }
         if same(&to, &moment.dir) {
             bail!(
                 "{}: this is what it was as a whole, with its snapshots: pando rollback {} {} does that",
@@ -66,30 +67,6 @@ pub fn run(args: &Args) -> Result<()> {
                 moment.name
             );
         }
-        return exchange(&moment.path, &to).with_context(fail);
     }
     super::clone::clone(&moment.path, &to, args.replace).with_context(fail).map(|_| ())
-}
-
-/// Replaces the directory `to` by a clone of the whole snapshot `top`. That is made beside it, because a snapshot is
-/// cloned to free names only, takes its place in one step, and what was there is removed.
-fn exchange(top: &Path, to: &Path) -> Result<()> {
-    let (parent, name) = place::split(to)?;
-    let aside = parent.join(format!(".pando-restore-{}", std::process::id()));
-    let to = parent.join(name);
-    super::clone::clone_to(top, (&aside, &to), false)?;
-    let exchange = || renameat_with(CWD, &aside, CWD, &to, RenameFlags::EXCHANGE);
-    if let Err(error) = exchange() {
-        let _ = place::entry_path(&aside).map(|aside| tool::remove(&aside, true));
-        return Err(error).with_context(|| to.display().to_string());
-    }
-    // What may not be removed keeps its place. Others may have written into the clone meanwhile, so that stays.
-    let removed = place::entry_path(&aside).and_then(|old| Ok(tool::remove(&old, true)?));
-    removed.map(drop).map_err(|error| match exchange() {
-        Ok(()) => error.context(format!(
-            "what was restored is at {}: others may have written to it while it was in place",
-            aside.display()
-        )),
-        Err(back) => error.context(format!("what it replaced is at {} still ({back})", aside.display())),
-    })
 }

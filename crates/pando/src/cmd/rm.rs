@@ -23,13 +23,31 @@ pub struct Args {
     /// Remove directories and everything in them
     #[arg(short = 'r', long)]
     recursive: bool,
+    /// What is not there is no failure. Nothing is ever asked
+    #[arg(short = 'f', long)]
+    force: bool,
     /// What to remove
-    #[arg(value_name = "PATH", required = true)]
+    #[arg(value_name = "PATH", required_unless_present = "force")]
     paths: Vec<PathBuf>,
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    exit::each(&args.paths, |path| remove(path, args.recursive))
+    exit::each(&args.paths, |path| match remove(path, args.recursive) {
+        Err(e) if args.force && is_absent(&e) && !is_of_snapshots(path) => Ok(()),
+        done => done,
+    })
+}
+
+/// Whether the error says that there was nothing to remove.
+fn is_absent(error: &anyhow::Error) -> bool {
+    let errno = |cause: &(dyn std::error::Error + 'static)| match cause.downcast_ref() {
+        Some(refused) => ControlError::errno(refused),
+        None => match cause.downcast_ref::<pando_fs::Error>() {
+            Some(failed) => Some(failed.errno()),
+            None => cause.downcast_ref::<std::io::Error>()?.raw_os_error(),
+        },
+    };
+    error.chain().any(|cause| matches!(errno(cause), Some(libc::ENOENT | libc::ENOTDIR)))
 }
 
 /// Removes the file or, if `recursive`, tree at `path`.

@@ -134,6 +134,9 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("send: a stream is nothing for a terminal; redirect it to a file or a pipe");
     }
     let snapshot = Named::new(&args.snapshot)?;
+    if snapshot.dir.as_os_str().is_empty() {
+        bail!("{}: write a snapshot as DIR@NAME; the directory is missing", args.snapshot.display());
+    }
     let base = args.base.as_deref().map(|base| Named::base(base, &snapshot)).transpose()?;
     let about = || format!("send {}", args.snapshot.display());
     match offline::place(&snapshot.dir) {

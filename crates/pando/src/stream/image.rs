@@ -79,7 +79,7 @@ impl<'a> InImage<'a> {
             let root = self.fs.open_snapshot(dir.ino, base.number)?;
             let cloned = self.fs.resolve(&self.place()).and_then(|place| {
                 let to = (place.ino, &*self.name);
-                let done = self.fs.clone_snapshot(Authority::Caller(&self.caller), root.ino, to);
+                let done = self.fs.clone_snapshot(Authority::Caller(&self.caller), root.ino, to, false);
                 self.fs.forget(place.ino, 1);
                 done
             });

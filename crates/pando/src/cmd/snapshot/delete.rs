@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use pando_fs::SnapshotInfo;
-use pando_fuse::{asked::Asked, client::ControlError, control::Usage, mountinfo, tool};
+use pando_fuse::{asked::Asked, client::ControlError, control::Usage, tool};
 use serde::Serialize;
 
 use crate::{
@@ -112,11 +112,10 @@ pub fn delete(dir: &Path, all: &[SnapshotInfo], which: &[&SnapshotInfo], mode: D
         let which: Vec<_> = which.iter().map(|info| Going::plain(info)).collect();
         return delete_each(dir, &which, mode);
     }
+    let mounted = mounted(dir, false)?;
     let mut sized = Vec::new();
     for info in which {
-        // What cannot be told of mounts, the daemon will say.
-        let shown = mountinfo::showing(&dir.join(".snapshots").join(&info.name)).ok().flatten();
-        let going = Going { shown, ..Going::plain(info) };
+        let going = Going { shown: mounted.get(&info.number).cloned(), ..Going::plain(info) };
         match if going.stays().is_some() { Spent::Refused } else { spent(dir, info)? } {
             Spent::Gone => {}
             Spent::Refused => sized.push(going),
@@ -124,6 +123,17 @@ pub fn delete(dir: &Path, all: &[SnapshotInfo], which: &[&SnapshotInfo], mode: D
         }
     }
     tell_dry(dir, &all.iter().collect::<Vec<_>>(), &sized, mode)
+}
+
+/// Where snapshots of `dir`, or of directories that are gone, are mounted. Error if the caller may not delete them; in
+/// a file system that is read-only none are, and a dry run can be told all the same.
+pub fn mounted(dir: &Path, gone: bool) -> Result<BTreeMap<u32, PathBuf>> {
+    match place::retried(|| Ok(tool::mounted_snapshots(dir, gone)?)) {
+        Err(e) if [libc::EROFS, libc::EINVAL].iter().any(|errno| failed_with(&e, *errno)) => {
+            Ok(BTreeMap::new())
+        }
+        found => Ok(found.with_context(|| about(dir))?.into_iter().collect()),
+    }
 }
 
 /// Tells what a deletion would do, and what would come back of all of them. `all` are those among which the daemon
@@ -206,6 +216,11 @@ pub fn delete_each(dir: &Path, which: &[Going<'_>], mode: DeleteMode) -> Result<
     };
     exit::each_unless(which, |e| !mode.gone && !is_refused(e, libc::EBUSY), work)?;
     unprinted.map_or(Ok(()), Err)
+}
+
+/// Whether it has failed with this error, for the daemon or on the way to it.
+fn failed_with(error: &anyhow::Error, errno: i32) -> bool {
+    error.downcast_ref::<ControlError>().is_some_and(|cause| cause.errno() == Some(errno))
 }
 
 /// Whether the daemon has refused it with this error. That the directory is not there is something else.

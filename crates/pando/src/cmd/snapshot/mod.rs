@@ -13,7 +13,7 @@ use pando_fuse::{asked::Asked, control::Usage, tool};
 use serde::Serialize;
 
 use crate::{cmd::ReportName, place, report::VERSION, size};
-use delete::{DeleteMode, Going, Spent, delete, delete_each, make_room, spent, tell_dry};
+use delete::{DeleteMode, Going, Spent, delete, delete_each, make_room, mounted, spent, tell_dry};
 pub use select::show_age;
 use select::{Age, about, select};
 
@@ -233,6 +233,9 @@ pub fn run(args: &Args) -> Result<()> {
             if name.as_ref().is_some_and(|name| name.is_empty()) {
                 bail!("an empty name; leave it out for the time as the name");
             }
+            if valid_for.is_some_and(|age| age.0 == 0) {
+                bail!("--valid-for 0: give at least a second");
+            }
             if note.len() > pando_fs::MAX_SNAPSHOT_NOTE {
                 bail!("--note has at most {} bytes", pando_fs::MAX_SNAPSHOT_NOTE);
             }
@@ -289,10 +292,11 @@ pub fn run(args: &Args) -> Result<()> {
             let found = tool::gone_snapshots(dir).with_context(fail)?;
             if *delete {
                 let alone = |used: &Usage| used.exclusive;
+                let mounted = if *dry_run { mounted(dir, true)? } else { Default::default() };
                 let which = found.iter().map(|(info, used)| Going {
                     info,
                     alone: used.as_ref().map(alone),
-                    shown: None,
+                    shown: mounted.get(&info.number).cloned(),
                 });
                 let which: Vec<_> = which.collect();
                 let mode = DeleteMode { dry_run: *dry_run, json: *json, by_rule: false, gone: true };

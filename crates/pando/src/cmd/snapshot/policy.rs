@@ -123,6 +123,9 @@ pub fn run(args: &Args) -> Result<()> {
         min_free_percent: args.min_free.unwrap_or(0),
         keep: (&args.keep).into(),
     };
+    if policy.valid_for_secs == Some(0) {
+        bail!("--valid-for 0: give at least a second");
+    }
     if args.off {
         return tool::snapshot(dir, Asked::SetPolicy(None)).with_context(|| about(dir)).map(|_| ());
     }

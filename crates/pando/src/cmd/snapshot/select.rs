@@ -51,6 +51,9 @@ pub fn select<'a>(
     }
     let mut picked = vec![selections.is_empty(); all.len()];
     for text in selections {
+        if text.is_empty() {
+            bail!("an empty name; say which: a name, a number, or a range A..B");
+        }
         // A slip of the hand, or two variables that are empty in a script, shall not mean everything.
         if text == ".." {
             let name = |info: Option<&SnapshotInfo>, else_: &str| {

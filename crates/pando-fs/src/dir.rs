@@ -150,7 +150,7 @@ impl Fs {
                 Ok(taken)
             });
             self.listed(&open, names);
-            if ended? {
+            if ended? && last != cookie {
                 open.end.store(last, Ordering::Relaxed);
             }
         }

@@ -91,8 +91,8 @@ impl NameList {
 
     /// The name with this cookie.
     pub(crate) fn find(&self, cookie: u64) -> Option<&[u8]> {
-        // A listing goes on behind its last name nearly always.
-        self.name(self.cookies.iter().rposition(|c| *c == cookie)?)
+        // Of two names with one cookie the first: behind it none is left out.
+        self.name(self.cookies.iter().position(|c| *c == cookie)?)
     }
 
     fn name(&self, at: usize) -> Option<&[u8]> {

@@ -36,13 +36,13 @@ pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
     }
 }
 
-/// Whether all these capabilities are among the effective ones of the caller, in its own user namespace.
-fn has_capabilities(c: &Context, wanted: u64) -> bool {
+/// Whether all these capabilities are among the effective ones of the caller, in its own user namespace; `None` if the
+/// caller is hidden from this process.
+fn has_capabilities(c: &Context, wanted: u64) -> Option<bool> {
     // The process waits for this answer, so it is still there.
-    let status = std::fs::read_to_string(format!("/proc/{}/status", c.pid)).unwrap_or_default();
-    let effective = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
-    effective
-        .is_some_and(|caps| u64::from_str_radix(caps.trim(), 16).is_ok_and(|caps| caps & wanted == wanted))
+    let status = std::fs::read_to_string(format!("/proc/{}/status", c.pid)).ok()?;
+    let caps = status.lines().find_map(|l| l.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(caps.trim(), 16).ok().map(|caps| caps & wanted == wanted)
 }
 
 /// The caller of a request about the attribute `name`. Of attributes `trusted.` the kernel asks only for callers with
@@ -63,7 +63,10 @@ pub(crate) fn sees_trusted(c: &Context) -> bool {
         return c.uid == 0;
     }
     let namespace = std::fs::read_link(format!("/proc/{}/ns/user", c.pid));
-    has_capabilities(c, SYS_ADMIN) && namespace.map_or(c.uid == 0, |n| n == Path::new(INITIAL))
+    match (has_capabilities(c, SYS_ADMIN), namespace) {
+        (Some(may), Ok(namespace)) => may && namespace == Path::new(INITIAL),
+        (may, _) => c.uid == 0 && may != Some(false),
+    }
 }
 
 /// Whether the caller, which has shown that it is root outside of user namespaces, has all the capabilities by which
@@ -71,7 +74,7 @@ pub(crate) fn sees_trusted(c: &Context) -> bool {
 pub(crate) fn may_change_all(c: &Context) -> bool {
     /// Bits of CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_FOWNER and CAP_FSETID.
     const CAPABILITY_BITS: u64 = 0b1_1111;
-    has_capabilities(c, CAPABILITY_BITS) && is_in_own_namespace(c)
+    has_capabilities(c, CAPABILITY_BITS) == Some(true) && is_in_own_namespace(c)
 }
 
 /// Whether the caller is root in the user namespace of this process, and may read any directory. Used where nothing
@@ -79,7 +82,7 @@ pub(crate) fn may_change_all(c: &Context) -> bool {
 pub(crate) fn may_see_all(c: &Context) -> bool {
     /// Bit of CAP_DAC_READ_SEARCH.
     const READ_SEARCH: u64 = 0b100;
-    c.uid == 0 && c.pid != 0 && has_capabilities(c, READ_SEARCH) && is_in_own_namespace(c)
+    c.uid == 0 && c.pid != 0 && has_capabilities(c, READ_SEARCH) == Some(true) && is_in_own_namespace(c)
 }
 
 /// Whether the user namespace of the caller is that of this process. Not to be asked about the caller of a write: a
@@ -103,7 +106,7 @@ pub(crate) fn caller_with_groups(c: &Context, mode: u16) -> Caller {
     /// Bit of CAP_FSETID.
     const FSETID: u64 = 0b1_0000;
     let mut caller = caller(c, 0);
-    if c.uid == 0 && (mode & 0o6000 == 0 || has_capabilities(c, FSETID) && has_own_ids(c)) {
+    if c.uid == 0 && (mode & 0o6000 == 0 || has_capabilities(c, FSETID) == Some(true) && has_own_ids(c)) {
         return caller;
     }
     caller.no_fsetid = true;

@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 /// more.
 const MANY_LOOKUPS: u32 = 32;
 
-/// Answers behind a change that are to be short, a count: who changes entries will do so again, and needs several
-/// other requests between two changes.
+/// Answers behind a change that are to be short, a count: a program that changes entries will do so again, and makes
+/// several other requests between two changes.
 const SHORT_ANSWERS: u32 = 8;
 
 /// A directory that is open or has changed.

@@ -157,8 +157,8 @@ impl MountsOf {
     }
 }
 
-/// The inode number of what a mount shows to a process: `None` if it is hidden by another mount. Nothing is asked of
-/// any file system: what the kernel does not know by itself, and it holds the way to each mount, is an error.
+/// The inode number of what a mount shows to a process: `None` if it is hidden by another mount. The way from the root
+/// of the process is followed without a request to any file system: an error if the kernel does not have it in memory.
 fn inode_shown(mount: &Entry, process: &str) -> rustix::io::Result<Option<u64>> {
     let root = open(format!("/proc/{process}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let way = mount.dir.strip_prefix("/").ok().filter(|way| !way.as_os_str().is_empty());

@@ -1,14 +1,13 @@
 //! Applies policies for snapshots while the file system is mounted.
 //!
-//! One thread checks all policies: when one is set or changed, when something was synced in a directory whose policy
-//! asks for that, when the next snapshot is due, and every [`LOOK`] in any case, because clocks are set and
-//! directories are rolled back. If a policy demands free space, it is checked every [`LOOK_AT_SPACE`]. A snapshot that
-//! goes once it is no longer mounted is deleted within [`LOOK_AT_MOUNTS`]. A snapshot is made as by the command: it has
-//! the kernel's dirty pages of the directory's files. No call waits for this thread,
-//! and it does not wait for programs that keep a directory locked
-//! ([`PendingReports`](crate::pending_reports::PendingReports)). A policy that fails is tried again after [`LOOK`],
-//! and the log says why. While the kernel has the mount read-only, of which the server is not notified, nothing is
-//! done.
+//! One thread checks all policies: when one is set or changed, when something was synced in a directory whose
+//! policy asks for that, when the next snapshot is due, and every [`LOOK`] in any case, because clocks are set and
+//! directories are rolled back. If a policy demands free space, it is checked every [`LOOK_AT_SPACE`]. A snapshot
+//! that goes once it is no longer mounted is deleted within [`LOOK_AT_MOUNTS`]. A snapshot is made as by the
+//! command: it has the kernel's dirty pages of the directory's files. No call waits for this thread, and it does
+//! not wait for programs that keep a directory locked ([`PendingReports`](crate::pending_reports::PendingReports)).
+//! A policy that fails is tried again after [`LOOK`], and the log says why. While the kernel has the mount
+//! read-only, of which the server is not notified, nothing is done.
 
 use std::{
     collections::HashMap,
@@ -43,12 +42,15 @@ struct Known {
     /// The roots of the snapshots that go once nobody has them mounted.
     mounted: Vec<Ino>,
     looked: Instant,
+    /// When it was looked last whether they are mounted.
+    looked_at_mounts: Instant,
 }
 
 impl Known {
-    fn is_due(&self, now: Time, shared: &MountState) -> bool {
+    fn is_due(&mut self, now: Time, shared: &MountState) -> bool {
         let since = self.looked.elapsed();
-        let unmounted = || {
+        let unmounted = !self.mounted.is_empty() && self.looked_at_mounts.elapsed() >= LOOK_AT_MOUNTS && {
+            self.looked_at_mounts = Instant::now();
             let (_, views) = shared.mounts_for(std::process::id());
             self.mounted.iter().any(|root| views.iter().all(|view| view.root != *root))
         };
@@ -56,7 +58,7 @@ impl Known {
         let short = || shared.fs.statfs().is_ok_and(|space| policy.is_short(&space));
         self.next.is_some_and(|next| next <= now)
             || since >= LOOK
-            || !self.mounted.is_empty() && unmounted()
+            || unmounted
             || policy.min_free_percent > 0 && since >= LOOK_AT_SPACE && short()
     }
 }
@@ -218,5 +220,6 @@ fn carry_out(shared: &Arc<MountState>, info: PolicyInfo, synced: bool) -> Known 
             (None, synced, Vec::new())
         }
     };
-    Known { info, next, synced, mounted, looked: Instant::now() }
+    let now = Instant::now();
+    Known { info, next, synced, mounted, looked: now, looked_at_mounts: now }
 }

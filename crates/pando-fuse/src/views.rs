@@ -7,8 +7,9 @@
 //! The path is no longer right after the snapshot was renamed, or its directory rolled back or removed, because the
 //! kernel keeps the old names for what is mounted. Every call that does so looks at the mounts before. So what a mount
 //! shows is noted here when it is first seen, by the number of the mount, and kept as long as the mount is there and
-//! its path, if it has changed, leads to no snapshot. A mount of another namespace, into which a look goes only for
-//! callers from there, is noted as long as it may be there: the kernel holds the root of a snapshot that it shows.
+//! its path, if it has changed, leads to no snapshot. Other mount namespaces are looked at for
+//! callers from there only, and a mount of one is noted as long as it may be there: the kernel holds the root of a
+//! snapshot that it shows.
 //! Where only the path is known, and a mount with the same path showed another snapshot, both count as mounted, unless
 //! the kernel does not hold one.
 
@@ -62,7 +63,8 @@ impl Views {
             let found = match seen.or_else(by_note) {
                 Some(snapshots) => Ok(snapshots),
                 None => snapshot_at(fs, &root).map(|found| {
-                    let others = before.values().filter(|other| other.root == root);
+                    let others =
+                        before.values().filter(|other| may_be_in_snapshot(&root) && other.root == root);
                     let others = others.chain(old.filter(|_| found.is_none()));
                     let mut all: Vec<Ino> = others.flat_map(|other| &other.snapshots).copied().collect();
                     all.extend(found);
@@ -104,10 +106,15 @@ fn named(root: &Path) -> PathBuf {
     OsStr::from_bytes(bytes.strip_suffix(GONE_MARK).unwrap_or(bytes)).into()
 }
 
+/// Whether a path from the root of the file system may lead into a snapshot: nearly all mounts show something else, and
+/// no name of such a path is looked up.
+fn may_be_in_snapshot(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == ".snapshots")
+}
+
 /// The root of the snapshot that a path from the root of the file system lies in.
 fn snapshot_at(fs: &Fs, path: &Path) -> pando_fs::Result<Option<Ino>> {
-    // Nearly all mounts show something else, and no name of such a path is looked up.
-    if !path.components().any(|part| part.as_os_str() == ".snapshots") {
+    if !may_be_in_snapshot(path) {
         return Ok(None);
     }
     let mut dir = pando_fs::ROOT;

@@ -110,7 +110,7 @@ fn a_small_directory_is_looked_through_once_for_a_listing() {
     }
 }
 
-/// The kernel holds the lock of the directory while it waits for entries, and who makes one there waits for it.
+/// The kernel holds the lock of the directory while it waits for entries, and a program that makes one waits for it.
 #[test]
 fn a_directory_is_listed_in_small_steps_while_others_make_entries_in_it() {
     let Some(w) = World::new() else { return };

@@ -36,7 +36,7 @@ pub struct PolicyWork {
     pub deleted: Vec<OsString>,
     /// When there is something to do next, if nothing else happens.
     pub next: Option<Time>,
-    /// Why a snapshot that was due was not made, if others were deleted nevertheless.
+    /// Why a snapshot that was due was not made, if others were deleted nevertheless, or would be but for mounts.
     pub failed: Option<String>,
     /// The roots of the snapshots that go once no mount shows them.
     pub mounted: Vec<Ino>,
@@ -247,7 +247,7 @@ impl Fs {
             }
         }
         match failed {
-            Some(e) if work.deleted.is_empty() => return Err(e),
+            Some(e) if work.deleted.is_empty() && work.mounted.is_empty() => return Err(e),
             failed => work.failed = failed.map(|e| e.to_string()),
         }
         work.next = policy.next(now, &snapshots, synced && !due);
@@ -308,7 +308,8 @@ impl Fs {
                     work.deleted.push(info.name.clone());
                 }
                 Err(Error::Shown { .. }) => {
-                    let root = self.root_of_snapshot(info.number)?;
+                    // If its number cannot be read, it is tried again with all others.
+                    let root = self.root_of_snapshot(info.number).ok().flatten();
                     work.mounted.extend(root.map(|(ino, ..)| ino));
                     mounted.push(info.number);
                 }

@@ -382,6 +382,11 @@ impl Fs {
         }
     }
 
+    /// Error if a caller may not delete the snapshots of the directory `source`.
+    pub fn may_delete_snapshots(&self, by: Authority<'_>, source: Ino) -> Result<()> {
+        Self::may_manage(by.into(), Some(&self.dir(source)?))
+    }
+
     /// Deletes a snapshot. EPERM if it is kept, EBUSY if a mount shows it ([`Fs::mounted_on`]). Calls on open files in
     /// it fail with ESTALE afterwards. Space that it alone owned is freed in the background.
     pub fn delete_snapshot(&self, by: Authority<'_>, source: Ino, number: u32) -> Result<CloneReport> {

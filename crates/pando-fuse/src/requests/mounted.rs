@@ -2,10 +2,11 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     path::{Path, PathBuf},
 };
 
-use pando_fs::Error;
+use pando_fs::{Authority, Error};
 
 use crate::{
     asked::{MAX_TEXT_BYTES, mounted_line},
@@ -30,6 +31,9 @@ impl MountState {
                 return Err(Error::NotPermitted { name: "snapshots".into(), why }.into());
             }
             self.has_it_whole(shows)?;
+        } else {
+            let rights = shows.about(0, OsStr::new(""));
+            self.fs.may_delete_snapshots(Authority::Verified(&rights), shows.source)?;
         }
         let (_, views) = self.mounts_for(c.pid);
         let mut mounted: BTreeMap<u32, PathBuf> = BTreeMap::new();

@@ -11,8 +11,9 @@ use crate::{
     transport::{DirSink, Outcome},
 };
 
-/// Bytes of a directory entry with attributes, at least.
+/// Bytes of a directory entry with attributes, at least; without them.
 const PLUS_ENTRY: usize = 152;
+const PLAIN_ENTRY: usize = 32;
 /// Entries of an answer about a directory that others change meanwhile, a count: with attributes, and without. Either
 /// takes about as long as two creates.
 const FEW_PLUS_ENTRIES: usize = 64;
@@ -27,7 +28,7 @@ impl Server {
         cookie: u64,
         sink: &mut dyn DirSink,
     ) -> Outcome<()> {
-        let most = self.most(ino, FEW_PLAIN_ENTRIES);
+        let most = self.most(ino, FEW_PLAIN_ENTRIES).min(sink.capacity() / PLAIN_ENTRY);
         let mut given = false;
         let listed = self.fs().readdir_names(handle, ino, cookie, most, |e| {
             let fits = sink.add(e.ino, e.kind, e.name, e.cookie, None);

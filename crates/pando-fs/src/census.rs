@@ -67,12 +67,7 @@ impl Fs {
         let mut steps = 0u64;
         let mut pairs = view.prefix(&path::meta(b""));
         while let Some((key, _)) = pairs.next_ref()? {
-            steps += 1;
-            let goes_on = match gently && steps.is_multiple_of(PAUSE_STEPS) {
-                true => self.counting.pause(SCAN_PAUSE),
-                false => !self.counting.is_stopped(),
-            };
-            if !goes_on {
+            if !self.goes_on(gently, &mut steps) {
                 return Ok(());
             }
             if matches!(path::parse(key), Some(path::Parsed::Uncounted(..)))
@@ -278,13 +273,7 @@ impl Fs {
             return Ok(());
         }
         let mut steps = 0u64;
-        let mut go_on = || {
-            steps += 1;
-            match gently && steps.is_multiple_of(PAUSE_STEPS) {
-                true => self.counting.pause(SCAN_PAUSE),
-                false => !self.counting.is_stopped(),
-            }
-        };
+        let mut go_on = || self.goes_on(gently, &mut steps);
         let mut named: HashMap<u64, u32> = HashMap::new();
         let index = path::link_name(&contents, &contents).unwrap_or_default();
         let mut names = view.prefix(&path::meta(&index));
@@ -409,6 +398,22 @@ impl Fs {
         if self.is_read_only() || !self.has_links() {
             return Ok(());
         }
+        let counted = self.count_lineages(gently);
+        let mut steps = 0u64;
+        let stripped = self.strip_volumes(|| self.goes_on(gently, &mut steps));
+        counted.and(stripped)
+    }
+
+    /// Counts a step of a scan; false if the mount ends.
+    fn goes_on(&self, gently: bool, steps: &mut u64) -> bool {
+        *steps += 1;
+        match gently && steps.is_multiple_of(PAUSE_STEPS) {
+            true => self.counting.pause(SCAN_PAUSE),
+            false => !self.counting.is_stopped(),
+        }
+    }
+
+    fn count_lineages(&self, gently: bool) -> Result<()> {
         let mut after = system::all_to_count();
         let behind = path::behind(&after);
         loop {

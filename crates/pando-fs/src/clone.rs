@@ -394,7 +394,8 @@ impl Fs {
             if track {
                 let contents = path::contents(&end.at.contents, to)?;
                 let of = path::contents(&source_end.at.contents, source_end.name)?;
-                self.add_fork(&mut batch, (&end.entry, &contents), &record, &of, (rights.uid(), now))?;
+                let of = (&of[..], links);
+                self.add_fork(&mut batch, (&end.entry, &contents), &record, of, (rights.uid(), now))?;
             }
             let touched = Change::modified(now);
             Self::change_dir(&mut batch, end.at, &touched);
@@ -413,6 +414,9 @@ impl Fs {
             }
             if counts_names {
                 self.count_names_soon();
+            }
+            if track {
+                self.strip_soon();
             }
             let report = CloneReport {
                 replaced: target.iter().map(|t| t.ino).collect(),

@@ -99,17 +99,18 @@ impl Fs {
 
     /// Adds that the directory with the contents prefix `contents`, whose entry has the path `entry`, is a fork of
     /// that with the contents prefix `source`, and of what it is itself at this place of the batch. The record is
-    /// that which it gets.
+    /// that which it gets. `around`: the linked files of a lineage around the source come along.
     pub(crate) fn add_fork(
         &self,
         batch: &mut Batch,
         (entry, contents): (&[u8], &[u8]),
         record: &Record,
-        source: &[u8],
+        (source, around): (&[u8], bool),
         (uid, now): (u32, Time),
     ) -> Result<u32> {
         let number = self.fresh_volume()?;
         self.freeze(batch, number, (entry, contents), record)?;
+        self.strip_later(batch, number, source, around)?;
         let fork = Fork { number, created: now, since: now, uid };
         batch.put(system::fork(contents), fork.encode());
         batch.put(system::forked(source, number), Bytes::new());

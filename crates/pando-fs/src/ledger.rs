@@ -6,7 +6,7 @@
 //! batches in progress take.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -44,6 +44,8 @@ pub(crate) struct Ledger {
     /// Bytes of directories in snapshots, which never change, by contents prefix: it begins with the number of the
     /// volume, which is never reused, unlike inode numbers.
     frozen: Mutex<HashMap<Vec<u8>, i64>>,
+    /// Numbers of snapshots from which linked files without a name were removed, and that may not show it.
+    stripped: Mutex<HashSet<u32>>,
     state: Mutex<RecountQueue>,
     changed: Condvar,
 }
@@ -86,6 +88,22 @@ impl Ledger {
             frozen.clear();
         }
         frozen.insert(contents, bytes);
+    }
+
+    /// Forgets what was counted in the snapshot with this contents prefix.
+    pub(crate) fn forget_frozen(&self, root: &[u8]) {
+        self.frozen.lock().retain(|contents, _| !contents.starts_with(root));
+    }
+
+    /// To be called before linked files without a name are removed from a snapshot that may not show it afterwards:
+    /// what was counted in it may be too much from now on.
+    pub(crate) fn note_stripped(&self, number: u32) {
+        self.stripped.lock().insert(number);
+    }
+
+    /// Whether that was said of a snapshot.
+    pub(crate) fn was_stripped(&self, number: u32) -> bool {
+        self.stripped.lock().contains(&number)
     }
 
     /// Puts a directory into the queue of those to be counted.

@@ -88,6 +88,7 @@ mod fork;
 mod forks;
 mod format;
 mod frozen;
+mod gaps;
 mod handle;
 mod holes;
 mod inode;

@@ -175,6 +175,7 @@ impl Fs {
             paths: PathCache::new(o.cached_path_depth),
             tick_times: o.tick_times,
             merge_steps: o.merge_steps,
+            nameless_bytes: o.nameless_bytes,
             readahead,
             counting: Arc::default(),
             late_calls: LateCalls::default(),
@@ -196,6 +197,7 @@ impl Fs {
         {
             fs.count_names_soon();
         }
+        fs.strip_soon();
         Ok(fs)
     }
 

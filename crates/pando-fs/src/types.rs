@@ -521,6 +521,9 @@ pub struct MountOptions {
     /// Most memory that the plans of one user's merges take, in bytes; not root's. A larger merge is refused (EFBIG).
     /// Default 1 GiB.
     pub merge_plan_bytes: usize,
+    /// Linked files that have no name in a snapshot, and stand beside each other there, are removed from it if they
+    /// take so many bytes, or are 64. Default 256 KiB.
+    pub nameless_bytes: u64,
 }
 
 impl Default for MountOptions {
@@ -543,6 +546,7 @@ impl Default for MountOptions {
             merge_steps: 10_000,
             cached_path_depth: 32,
             merge_plan_bytes: 1 << 30,
+            nameless_bytes: 256 << 10,
         }
     }
 }
@@ -592,4 +596,5 @@ setters! { MountOptions:
     merge_steps(usize) merge_steps;
     cached_path_depth(usize) cached_path_depth;
     merge_plan_bytes(usize) merge_plan_bytes;
+    nameless_bytes(u64) nameless_bytes;
 }

@@ -77,6 +77,8 @@ pub struct Inner {
     pub(crate) tick_times: bool,
     /// See [`crate::MountOptions::merge_steps`].
     pub(crate) merge_steps: usize,
+    /// See [`crate::MountOptions::nameless_bytes`].
+    pub(crate) nameless_bytes: u64,
     pub(crate) counting: Arc<Counting>,
     pub(crate) late_calls: LateCalls,
     pub(crate) ledger: Ledger,

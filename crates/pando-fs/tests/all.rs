@@ -17,6 +17,7 @@ mod files;
 mod forks;
 mod full_deletes;
 mod full_disk;
+mod gaps;
 mod hostile;
 mod large_merges;
 mod limits;

@@ -74,7 +74,13 @@ impl Drop for Top<'_> {
 }
 
 /// A stream of a snapshot, whole or from a base, with `from` of an earlier receive.
-fn send(w: &World, dir: &str, base: Option<&SnapshotInfo>, info: &SnapshotInfo, from: Position) -> Vec<u8> {
+pub fn send(
+    w: &World,
+    dir: &str,
+    base: Option<&SnapshotInfo>,
+    info: &SnapshotInfo,
+    from: Position,
+) -> Vec<u8> {
     send_in_blocks(w, dir, base, info, from, BLOCK_BYTES)
 }
 
@@ -175,7 +181,7 @@ fn receive(w: &World, to: &str, stream: &[u8]) -> std::result::Result<(), Stream
 }
 
 /// All that is to be the same in two trees, by path: what entries are, their content with its holes, which are one.
-fn picture(w: &World, dir: &str) -> BTreeMap<Vec<u8>, String> {
+pub fn picture(w: &World, dir: &str) -> BTreeMap<Vec<u8>, String> {
     let top = Top::new(w, dir);
     let tree = top.tree();
     let mut out = BTreeMap::new();

@@ -3,7 +3,8 @@
 //!
 //! The linked files of a lineage lie together, so those that differ are found at a cost in proportion to their
 //! number. Their names are then searched for in the index of names below the compared directory, for some thousand
-//! files at a time.
+//! files at a time. From a snapshot, files are removed that have no name in it (`gaps`), so nearly all others may
+//! differ: if more than a few do, those without a name below the directory are skipped.
 
 use std::collections::BTreeSet;
 
@@ -21,6 +22,10 @@ use crate::{
 
 /// Numbers of files that are looked for at once, a count.
 const FILES_AT_ONCE: usize = 1 << 12;
+/// Differing files, a count, from which on those without a name are skipped.
+const FEW_FILES: usize = 16;
+/// Most names, a count, of which the numbers of the files are held in memory to do so.
+const MAX_NAMES: usize = 1 << 22;
 
 /// The linked files that differ between two lineages, and their names below a pair of directories.
 pub(crate) struct LinkScan {
@@ -28,6 +33,10 @@ pub(crate) struct LinkScan {
     meta: Ahead,
     data: Ahead,
     wanted: BTreeSet<u64>,
+    /// How many files have differed.
+    differing: usize,
+    /// The numbers of the files with names below the first directory, ascending, once they are needed.
+    named: Option<Vec<u64>>,
     /// Contents prefix of the root of the lineage in the first tree.
     root: Vec<u8>,
     /// The same in the second.
@@ -44,16 +53,39 @@ impl LinkScan {
         let (a, b) = (path::all_linked(&root), path::all_linked(&other));
         let meta = Ahead::new(&before.view, (&path::meta(&a), &path::meta(&b)))?.stop_on(&before.stop);
         let data = Ahead::new(&before.view, (&path::data(&a), &path::data(&b)))?.stop_on(&before.stop);
-        Ok(Some(Self { pair, meta, data, wanted: BTreeSet::new(), root, other_root: other, at: None }))
+        Ok(Some(Self {
+            pair,
+            meta,
+            data,
+            wanted: BTreeSet::new(),
+            differing: 0,
+            named: None,
+            root,
+            other_root: other,
+            at: None,
+        }))
     }
 
-    /// The number of the next file that differs.
+    /// The number of the next file that differs, and has a name below the directory if it is known which ones have.
     fn next_file(&mut self) -> Result<Option<u64>> {
         let number = |key: Option<Bytes>| {
             key.and_then(|key| Some(u64::from_be_bytes(key.get(..NUMBER_BYTES)?.try_into().ok()?)))
         };
-        let (meta, data) = (number(self.meta.peek()?), number(self.data.peek()?));
-        let Some(first) = meta.iter().chain(&data).min().copied() else { return Ok(None) };
+        let (meta, data, first) = loop {
+            let (meta, data) = (number(self.meta.peek()?), number(self.data.peek()?));
+            let Some(first) = meta.iter().chain(&data).min().copied() else { return Ok(None) };
+            let named = self.named.as_deref().unwrap_or(&[]);
+            match named.get(named.partition_point(|id| *id < first)) {
+                _ if self.named.is_none() => break (meta, data, first),
+                None => return Ok(None),
+                Some(id) if *id == first => break (meta, data, first),
+                Some(id) => {
+                    let key = id.to_be_bytes();
+                    self.meta.skip_to(&key);
+                    self.data.skip_to(&key);
+                }
+            }
+        };
         let behind =
             path::behind(&first.to_be_bytes()).unwrap_or_else(|| vec![u8::MAX; NUMBER_BYTES + 1].into());
         if meta == Some(first) {
@@ -63,6 +95,24 @@ impl LinkScan {
             self.data.skip_to(&behind);
         }
         Ok(Some(first))
+    }
+
+    /// Finds out which files have names below the directory, unless these are too many to be held in memory.
+    fn find_named(&mut self, before: &Side, index: &[u8]) -> Result<()> {
+        let (mut ids, mut names) = (Vec::new(), before.view.prefix(index));
+        while let Some((_, value)) = names.next_ref()? {
+            go_on(&before.stop)?;
+            if let Ok(Stored::Indexed(id)) = Stored::decode(value) {
+                ids.push(id);
+            }
+            if ids.len() > MAX_NAMES {
+                return Ok(());
+            }
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        self.named = Some(ids);
+        Ok(())
     }
 
     /// The next name of a file that differs: its path from the pair of directories, and its value. `None` at the end.
@@ -78,6 +128,10 @@ impl LinkScan {
                     && let Some(id) = self.next_file()?
                 {
                     self.wanted.insert(id);
+                    self.differing += 1;
+                    if self.differing == FEW_FILES {
+                        self.find_named(before, &index)?;
+                    }
                 }
                 if self.wanted.is_empty() {
                     return Ok(None);

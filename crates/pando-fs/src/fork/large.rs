@@ -229,6 +229,7 @@ impl Fs {
                     if counts {
                         self.count_names_soon();
                     }
+                    self.strip_soon();
                     return Ok(Some((MergeReport { changes: plan.told, merged: true }, report)));
                 }
                 Looked::More(view) => {

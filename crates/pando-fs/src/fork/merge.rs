@@ -172,6 +172,7 @@ impl Fs {
                     if counts {
                         self.count_names_soon();
                     }
+                    self.strip_soon();
                     return Ok((told, report));
                 }
             }

@@ -208,6 +208,7 @@ impl Fs {
         record: &Record,
     ) -> Result<()> {
         self.freeze(batch, number, (&fork.entry, &fork.contents), record)?;
+        let mut around = false;
         // A fork is made as a root of a lineage, but may have been moved into another directory of that lineage since.
         if record.clone_id == 0 && self.has_links() {
             let damaged = || Error::Damaged { what: "a fork".into(), detail: "outside of its lineage" };
@@ -215,10 +216,11 @@ impl Fs {
             if self.db.prefix(&names).next().transpose()?.is_some() {
                 for (from, to) in copies_of_links(&fork.root, names, &path::snapshot(number)) {
                     batch.clone_prefix(from, to);
+                    around = true;
                 }
             }
         }
-        Ok(())
+        self.strip_later(batch, number, &fork.contents, around)
     }
 }
 

@@ -85,6 +85,23 @@ pub(crate) fn all_to_count() -> Bytes {
     tagged(b'N', b"")
 }
 
+/// Says that in a snapshot, or the origin of a fork, with this number linked files may lie that have no name there: in
+/// the link area of the root whose contents prefix in that volume is `inside`.
+pub(crate) fn to_strip(number: u32, inside: &[u8]) -> Bytes {
+    tagged(b'V', &[&number.to_be_bytes()[..], inside].concat())
+}
+
+/// All of these.
+pub(crate) fn all_to_strip() -> Bytes {
+    tagged(b'V', b"")
+}
+
+/// The number and the contents prefix in a key of [`to_strip`].
+pub(crate) fn strip_parts(key: &[u8]) -> Option<(u32, &[u8])> {
+    let (number, inside) = key.get(KEY_HEAD_BYTES..)?.split_first_chunk::<4>()?;
+    Some((u32::from_be_bytes(*number), inside))
+}
+
 /// When a tree was cloned last.
 pub(crate) fn cloned() -> Bytes {
     tagged(b'T', b"")

@@ -132,6 +132,7 @@ impl Fs {
         drop(accounts);
         self.snapshots_changed(&family_dir, now);
         self.tree_cloned(now);
+        self.strip_soon();
         let entries = vec![(dir.ino, OsString::from(".snapshots")), (family_dir.ino, info.name.clone())];
         Ok((info, CloneReport { entries, ..CloneReport::default() }))
     }
@@ -178,6 +179,7 @@ impl Fs {
             drop(accounts);
             self.snapshots_changed(&family_dir, now);
             self.tree_cloned(now);
+            self.strip_soon();
             let entries = vec![(family_dir.ino, info.name.clone())];
             Ok((info, CloneReport { entries, ..CloneReport::default() }))
         })
@@ -237,6 +239,7 @@ impl Fs {
         if self.is_stale_around(place.at) {
             self.make_stale(&mut record);
         }
+        let mut around = false;
         if place.dir.ino == ROOT {
             batch.clone_prefix(path::volume(path::LIVE), path::volume(number));
             self.put_frozen_root(batch, number, &record)?;
@@ -246,9 +249,11 @@ impl Fs {
                 let prefixes = (place.contents, &path::snapshot(number)[..]);
                 for (from, to) in self.clones_of_links(batch, place.at, prefixes, overtaken)? {
                     batch.clone_prefix(from, to);
+                    around = true;
                 }
             }
         }
+        self.strip_later(batch, number, place.contents, around)?;
         batch.put(system::snapshot(family.id, number), encode_snapshot(&info));
         batch.put(
             system::snapshot_name(family.id, info.name.as_encoded_bytes()),

@@ -51,7 +51,7 @@ pub fn cached_path_depth() -> usize {
 
 pub fn options() -> MountOptions {
     let options = MountOptions::default().background(false).atime(AtimePolicy::Noatime);
-    options.merge_steps(merge_steps()).cached_path_depth(cached_path_depth())
+    options.merge_steps(merge_steps()).cached_path_depth(cached_path_depth()).nameless_bytes(0)
 }
 
 impl World {
@@ -339,7 +339,7 @@ pub fn check_keys(w: &World) {
                     sources.push((number.iter().rev().copied().collect::<Vec<u8>>(), place.to_vec()));
                 }
                 b'A' | b'B' => policies.push(key[5..].to_vec()),
-                kind => assert!(b"FCLOPETNSR".contains(&kind), "unknown system key {key:?}"),
+                kind => assert!(b"FCLOPETNSRV".contains(&kind), "unknown system key {key:?}"),
             }
             continue;
         }

@@ -1,0 +1,588 @@
+//! Linked files without a name in a snapshot, or in the origin of a fork: they go, and nothing that is read changes.
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsStr,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::{common::*, send, snapshots::*};
+use pando_db::device::{Device, FailMode, MemDevice, SimDevice};
+use pando_fs::*;
+
+/// Bytes of a large file.
+const LARGE: usize = 1 << 20;
+
+/// Bytes that no codec makes shorter.
+fn noise(len: usize, seed: u64) -> Vec<u8> {
+    let mut x = seed | 1;
+    let mut next = || {
+        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (x >> 33) as u8
+    };
+    (0..len).map(|_| next()).collect()
+}
+
+/// The options that users have.
+fn plain() -> MountOptions {
+    MountOptions::default().background(false).atime(AtimePolicy::Noatime)
+}
+
+fn free(w: &World) -> u64 {
+    w.fs.db().settle().unwrap();
+    w.fs.db().space().0
+}
+
+/// The numbers of the files in the link area of the root of a volume, and of those that have names there.
+fn linked_in(w: &World, volume: u32) -> (BTreeSet<u64>, BTreeSet<u64>) {
+    let prefix = |kind: u8| [&volume.to_be_bytes()[..], b"M", &[kind]].concat();
+    let number = |bytes: &[u8]| u64::from_be_bytes(bytes[bytes.len() - 8..].try_into().unwrap());
+    let pairs = |kind: u8| w.fs.db().prefix(&prefix(kind)).map(|pair| pair.unwrap());
+    let files = pairs(3).map(|(key, _)| number(&key)).collect();
+    (
+        files,
+        pairs(4).map(|(_, value)| u64::from_le_bytes(value[value.len() - 8..].try_into().unwrap())).collect(),
+    )
+}
+
+/// Small linked files in `/s` with large ones between, that have their names in `/big`.
+fn large_and_small(w: &World, large: usize) {
+    w.mkdir("/big");
+    w.mkdir("/s");
+    for i in 0..large {
+        if i % 3 == 1 {
+            w.put(&format!("/s/f{i}"), &noise(5_000, i as u64));
+            w.link(&format!("/s/f{i}"), &format!("/s/g{i}")).unwrap();
+        }
+        w.put(&format!("/big/f{i}"), &noise(LARGE, i as u64));
+        w.link(&format!("/big/f{i}"), &format!("/big/g{i}")).unwrap();
+    }
+}
+
+/// A user deletes large files, and the space does not come back, because somewhere there is a fork of a directory in
+/// which they never had a name.
+#[test]
+fn files_linked_elsewhere_are_freed_beside_a_fork() {
+    for made in ["fork", "snapshot", "merged fork", "fork of a fork"] {
+        let mut w = World::new();
+        w.remount_with(plain());
+        large_and_small(&w, 12);
+        free(&w);
+        match made {
+            "snapshot" => _ = snap(&w, "/s", "one"),
+            _ => w.fork("/s", "/f"),
+        }
+        if made == "merged fork" {
+            w.fs.count_links().unwrap();
+            w.put("/f/new", b"new");
+            assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged);
+        }
+        if made == "fork of a fork" {
+            w.fork("/f", "/g");
+        }
+        w.remove_tree("/big").unwrap();
+        w.fs.count_links().unwrap();
+        let top = if made == "snapshot" { "/s/.snapshots/one" } else { "/f" };
+        for i in [1, 4, 7, 10] {
+            assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(5_000, i as u64));
+        }
+        w.fs.check(|p| panic!("{made}: {p}")).unwrap();
+        check_keys(&w);
+        // What the deletion of the copies frees was held by them.
+        let before = free(&w);
+        match made {
+            "snapshot" => w.on("/s", |a| w.fs.delete_snapshot(by(&w), a.ino, 1)).map(drop).unwrap(),
+            _ => drop(w.remove_tree("/f").unwrap()),
+        }
+        if made == "fork of a fork" {
+            w.remove_tree("/g").unwrap();
+        }
+        let held = free(&w) - before;
+        assert!(held < LARGE as u64, "{made}: {held} B of deleted files were kept");
+    }
+}
+
+/// Nobody has to ask for it.
+#[test]
+fn files_linked_elsewhere_go_from_a_snapshot_in_the_background_and_after_a_mount() {
+    for again in [false, true] {
+        let mut w = World::new();
+        w.remount_with(plain());
+        large_and_small(&w, 4);
+        if !again {
+            w.remount_with(plain().background(true));
+        }
+        let number = snap(&w, "/s", "one").number;
+        if again {
+            assert_eq!(linked_in(&w, number).0.len(), 5);
+            w.remount_with(plain().background(true));
+        }
+        let end = Instant::now() + Duration::from_secs(60);
+        while linked_in(&w, number).0.len() > 1 {
+            assert!(Instant::now() < end, "mounted again {again}: they are still there");
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert_eq!(w.get("/s/.snapshots/one/g1").unwrap(), noise(5_000, 1));
+    }
+}
+
+/// A clone whose names were not counted yet when the snapshot was made, also if it lies in what the snapshot is of.
+#[test]
+fn files_without_a_name_go_from_a_snapshot_that_was_made_right_after_a_clone() {
+    let w = World::new();
+    large_and_small(&w, 4);
+    w.mkdir("/d");
+    w.clone_tree("/s", "/d/c", false).unwrap();
+    let own = w.on("/d/c", |a| w.fs.snapshot(by(&w), a.ino, &named("own"))).unwrap().0.number;
+    let around = snap(&w, "/d", "around").number;
+    let all = snap(&w, "/", "all").number;
+    w.fs.count_links().unwrap();
+    assert_eq!(linked_in(&w, own).0, linked_in(&w, own).1);
+    for (number, dirs) in [(around, &b"\x02c\0"[..]), (all, b"\x02d\0\x02c\0")] {
+        let area = [&number.to_be_bytes()[..], b"M", dirs, &[3]].concat();
+        assert_eq!(w.fs.db().prefix(&area).count(), 1, "snapshot {number}");
+    }
+    for top in ["/d/c/.snapshots/own", "/d/.snapshots/around/c", "/.snapshots/all/d/c"] {
+        assert_eq!(w.get(&format!("{top}/g1")).unwrap(), noise(5_000, 1), "{top}");
+    }
+    // These have their names in the snapshot.
+    assert_eq!(w.get("/.snapshots/all/big/g3").unwrap(), noise(LARGE, 3));
+    w.fs.check(|p| panic!("{p}")).unwrap();
+}
+
+/// What is not worth two messages stays: a few small files between two with names.
+#[test]
+fn of_small_gaps_many_files_or_large_ones_go() {
+    let mut w = World::new();
+    w.remount_with(plain());
+    for dir in ["/s", "/o"] {
+        w.mkdir(dir);
+    }
+    let put = |path: &str, len: usize| {
+        w.put(path, &noise(len, 1));
+        w.link(path, &format!("{path}.")).unwrap();
+    };
+    let sizes: [&[usize]; 5] = [&[1; 63], &[1; 64], &[255 << 10], &[256 << 10], &[100 << 10; 3]];
+    for (i, sizes) in sizes.iter().enumerate() {
+        put(&format!("/s/{i}"), 1);
+        sizes.iter().enumerate().for_each(|(j, len)| put(&format!("/o/{i}-{j}"), *len));
+    }
+    let number = snap(&w, "/s", "one").number;
+    w.fs.count_links().unwrap();
+    let (files, names) = linked_in(&w, number);
+    assert_eq!(names.len(), 5);
+    assert_eq!(files.len(), 5 + 63 + 1, "of each gap all or nothing");
+    w.fs.check(|p| panic!("{p}")).unwrap();
+}
+
+fn roots(w: &World) -> Vec<(Ino, SnapshotInfo)> {
+    let all = |source| w.fs.snapshots(source).unwrap().into_iter().map(move |info| (source, info));
+    w.fs.snapshot_sources().unwrap().into_iter().flat_map(all).collect()
+}
+
+/// Everything that can be read of snapshots `one` and `two` of `/s`, and of what differs.
+fn readings(w: &World) -> Vec<String> {
+    let mut out = Vec::new();
+    let tops = ["/s/.snapshots/one", "/s/.snapshots/two"];
+    for top in tops {
+        let mut attrs = w.walk(top);
+        // Numbers of snapshots that nobody has looked at come with the first look.
+        attrs.values_mut().for_each(|a| a.atime = Time::default());
+        out.push(format!("{attrs:?} {:?}", send::picture(w, top)));
+    }
+    for (a, b) in [(0, 1), (1, 0)].map(|(a, b)| (tops[a], tops[b])).into_iter().chain(
+        tops.into_iter().flat_map(|top| [(top, "/s"), ("/s", top), (top, "/c"), ("/c", top), (top, "/big")]),
+    ) {
+        for no_renames in [false, true] {
+            let options = DiffOptions { ranges: true, no_renames };
+            let found = w.on(a, |a| w.on(b, |b| w.fs.diff(None, a.ino, b.ino, options)));
+            let found: Result<Vec<_>> = found.unwrap().collect();
+            out.push(format!("{a} {b} {:?}", found.unwrap()));
+        }
+    }
+    let [one, two] = ["one", "two"]
+        .map(|name| roots(w).into_iter().find(|(_, info)| info.name == OsStr::new(name)).unwrap().1);
+    for stream in [(None, &one), (None, &two), (Some(&one), &two), (Some(&two), &one)] {
+        out.push(format!("{:?}", send::send(w, "/s", stream.0, stream.1, Default::default())));
+    }
+    for path in ["f1", "d/f", "", "d"] {
+        let alike = w.on("/s", |a| w.fs.alike_snapshots(None, a.ino, Path::new(path), (0, 9)));
+        out.push(format!("{:?}", alike.unwrap().numbers));
+    }
+    out
+}
+
+/// Clones a snapshot of `/s` to `/k`.
+fn clone_out(w: &World, number: u32) {
+    w.on("/s", |a| {
+        let root = w.fs.open_snapshot(a.ino, number)?;
+        w.fs.clone_snapshot(by(w), root.ino, (ROOT, OsStr::new("k")))?;
+        w.fs.forget(root.ino, 1);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// Two snapshots with changes of linked files, in and out of the directory, between.
+fn two_snapshots(w: &World) {
+    large_and_small(w, 12);
+    w.mkdir("/s/d");
+    w.put("/s/d/f", b"0");
+    w.link("/s/d/f", "/big/of d").unwrap();
+    snap(w, "/s", "one");
+    w.clone_tree("/s", "/c", false).unwrap();
+    w.write_at("/s/f1", 100, b"changed").unwrap();
+    w.write_at("/big/g2", 100, b"changed").unwrap();
+    w.write_at("/big/of d", 0, b"1").unwrap();
+    w.link("/big/f3", "/s/now here").unwrap();
+    w.unlink("/s/f4").unwrap();
+    w.unlink("/s/g4").unwrap();
+    w.rename("/s/f7", "/big/now there", 0).unwrap();
+    snap(w, "/s", "two");
+    w.write_at("/s/f10", 100, b"changed").unwrap();
+    w.unlink("/big/f5").unwrap();
+    w.unlink("/big/g5").unwrap();
+}
+
+#[test]
+fn a_snapshot_reads_the_same_when_files_without_a_name_have_gone() {
+    let mut w = World::new();
+    w.remount_with(options());
+    two_snapshots(&w);
+    let before = readings(&w);
+    let numbers: Vec<u32> = roots(&w).iter().map(|(_, info)| info.number).collect();
+    let files = |w: &World| numbers.iter().map(|number| linked_in(w, *number).0.len()).sum::<usize>();
+    let (usage, all) = (w.fs.usage_of_snapshot(numbers[0]).unwrap().visible_bytes, files(&w));
+    w.fs.count_links().unwrap();
+    assert!(all > 30 && files(&w) == 10, "{all} files, now {}", files(&w));
+    for number in &numbers {
+        assert_eq!(linked_in(&w, *number).0, linked_in(&w, *number).1);
+    }
+    w.fs.db().settle().unwrap();
+    assert!(w.fs.usage_of_snapshot(numbers[0]).unwrap().visible_bytes < usage / 2);
+    for round in 0..2 {
+        for (i, (was, now)) in before.iter().zip(readings(&w)).enumerate() {
+            // The names in the clone `/c` were counted meanwhile, which is no difference.
+            assert!(*was == now, "round {round}, reading {i}: {:.3000}\n{:.3000}", was, now);
+        }
+        w.fs.check(|p| panic!("{p}")).unwrap();
+        w.remount();
+    }
+    // What is made of one has the files, and exact counts.
+    clone_out(&w, numbers[0]);
+    w.on("/s", |a| w.fs.rollback(by(&w), a.ino, numbers[0], false)).unwrap();
+    w.fs.count_links().unwrap();
+    for top in ["/k", "/s"] {
+        assert_eq!(w.groups(top).len(), 5, "{top}");
+        assert_eq!(w.get(&format!("{top}/g4")).unwrap(), noise(5_000, 4), "{top}");
+    }
+    w.fs.check(|p| panic!("{p}")).unwrap();
+    check_keys(&w);
+}
+
+/// A merge compares with the origin of the fork, of which most is not there any more.
+#[test]
+fn a_merge_is_the_same_when_files_without_a_name_have_gone_from_the_origin() {
+    let tree = |counted: bool| {
+        let w = World::new();
+        large_and_small(&w, 12);
+        w.mkdir("/s/d");
+        w.put("/s/d/f", b"0");
+        w.link("/s/d/f", "/big/of d").unwrap();
+        w.fork("/s", "/f");
+        let count = || {
+            if counted {
+                w.fs.count_links().unwrap()
+            }
+        };
+        count();
+        w.write_at("/f/f1", 100, b"theirs").unwrap();
+        w.write_at("/s/f4", 100, b"ours").unwrap();
+        w.write_at("/big/of d", 0, b"1").unwrap();
+        w.link("/big/f3", "/s/now here").unwrap();
+        w.link("/f/f7", "/f/d/third").unwrap();
+        w.unlink("/f/f10").unwrap();
+        count();
+        let first = w.merge("/f", "/s", MergeOptions::default()).unwrap();
+        count();
+        w.write_at("/f/g4", 0, b"again").unwrap();
+        w.write_at("/s/g7", 0, b"again").unwrap();
+        count();
+        let second = w.merge("/f", "/s", MergeOptions::default()).unwrap();
+        w.fs.count_links().unwrap();
+        w.fs.check(|p| panic!("{p}")).unwrap();
+        check_keys(&w);
+        let paths: BTreeMap<_, _> = w.walk("/s").into_iter().map(|(p, a)| (p, (a.size, a.nlink))).collect();
+        let contents: Vec<_> = paths
+            .keys()
+            .filter_map(|p| w.get(p).ok())
+            .map(|data| data[..data.len().min(200)].to_vec())
+            .collect();
+        (format!("{first:?} {second:?}"), paths, contents)
+    };
+    let (plain, counted) = (tree(false), tree(true));
+    assert_eq!(plain.0, counted.0);
+    assert_eq!(plain.1, counted.1);
+    assert!(plain.2 == counted.2);
+}
+
+/// What was counted in a snapshot is counted again when something was removed from it.
+#[test]
+fn a_clone_of_a_snapshot_has_the_account_of_what_is_in_it() {
+    let w = World::new();
+    large_and_small(&w, 4);
+    w.mkdir("/d");
+    w.mkdir("/q");
+    w.clone_tree("/s", "/d/c", false).unwrap();
+    let around = w.on("/d", |a| w.fs.snapshot(by(&w), a.ino, &named("around"))).unwrap().0.number;
+    let part = snap(&w, "/s", "part").number;
+    w.on("/q", |a| w.fs.set_quota(a.ino, Some(40 << 20))).unwrap();
+    for round in 0..3 {
+        for (top, number) in [("/d", around), ("/s", part)] {
+            let to = format!("{}{round}", &top[1..]);
+            let q = w.attr("/q").ino;
+            w.on(top, |a| {
+                let root = w.fs.open_snapshot(a.ino, number)?;
+                let done = w.on("/q", |_| w.fs.clone_snapshot(by(&w), root.ino, (q, OsStr::new(&to))));
+                w.fs.forget(root.ino, 1);
+                done
+            })
+            .unwrap();
+            w.fs.check(|p| panic!("round {round}, {top}: {p}")).unwrap();
+        }
+        w.fs.count_links().unwrap();
+        w.fs.count_quotas().unwrap();
+        w.fs.check(|p| panic!("round {round}: {p}")).unwrap();
+    }
+    assert_eq!(w.names("/q").len(), 6);
+}
+
+/// A power failure while files are removed: the snapshot is whole, and the rest goes after the next mount.
+#[test]
+fn a_crash_while_files_without_a_name_are_removed_leaves_a_whole_snapshot() {
+    const FILES: usize = 400;
+    let (mut cut, mut begun) = (0, 0);
+    for seed in 0..16 {
+        let mut device = Arc::new(SimDevice::new(64 << 20, seed));
+        Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10).log_size(1 << 20)).unwrap();
+        let mut w = World::over(Fs::open(device.clone(), options()).unwrap());
+        for dir in ["/s", "/o"] {
+            w.mkdir(dir);
+        }
+        for i in 0..FILES {
+            for dir in ["/s", "/o"] {
+                let path = format!("{dir}/{i}");
+                w.put(&path, &[i as u8; 40]);
+                w.link(&path, &format!("{path}.")).unwrap();
+            }
+        }
+        let number = snap(&w, "/s", "one").number;
+        w.fs.db().checkpoint().unwrap();
+        device.set_fail_at(Some(seed / 2), FailMode::Onwards);
+        let _failed = w.fs.count_links().and_then(|()| w.fs.db().checkpoint().map_err(Into::into));
+        device.crash();
+        device = device.reopen();
+        w.fs = Fs::open(device.clone(), options()).unwrap();
+        w.fs.check(|p| panic!("seed {seed}: {p}")).unwrap();
+        let left = linked_in(&w, number).0.len();
+        cut += usize::from(left > FILES);
+        begun += usize::from((FILES + 1..2 * FILES).contains(&left));
+        for i in (0..FILES).step_by(13) {
+            assert_eq!(w.get(&format!("/s/.snapshots/one/{i}.")).unwrap(), [i as u8; 40], "seed {seed}");
+        }
+        w.fs.count_links().unwrap();
+        assert_eq!(linked_in(&w, number).0, linked_in(&w, number).1, "seed {seed}");
+        w.fs.check(|p| panic!("seed {seed}, removed: {p}")).unwrap();
+        assert_eq!(w.names("/s/.snapshots/one").len(), 2 * FILES);
+    }
+    println!("{cut} crashes before the end, {begun} in the middle");
+    assert!(cut > 0, "vacuous");
+}
+
+/// Everything that is done with snapshots, beside the removal.
+#[test]
+fn snapshots_are_read_deleted_and_rolled_back_to_while_files_are_removed_from_them() {
+    let mut w = World::new();
+    large_and_small(&w, 12);
+    w.remount_with(options().background(true));
+    let done = AtomicBool::new(false);
+    let fs = &w.fs;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                fs.count_links().unwrap();
+            }
+        });
+        scope.spawn(|| {
+            let w = World::over(fs.clone());
+            for i in 0.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                let path = format!("/big/x{}", i % 20);
+                w.put(&path, &noise(20_000, i));
+                w.link(&path, "/big/other").unwrap();
+                w.unlink("/big/other").unwrap();
+                w.unlink(&path).unwrap();
+            }
+        });
+        let _done = SetWhenDropped(&done);
+        let end = Instant::now() + Duration::from_secs(4);
+        let mut round = 0u64;
+        while Instant::now() < end {
+            round += 1;
+            let info = snap(&w, "/s", "now");
+            let top = "/s/.snapshots/now";
+            w.fork("/s", "/f");
+            for i in [1, 4, 7, 10] {
+                assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(5_000, i), "round {round}");
+                assert_eq!(w.get(&format!("/f/f{i}")).unwrap(), noise(5_000, i), "round {round}");
+            }
+            let found: Result<Vec<_>> = w
+                .on(top, |a| w.on("/s", |b| w.fs.diff(None, a.ino, b.ino, DiffOptions::default())))
+                .unwrap()
+                .collect();
+            assert_eq!(found.unwrap().len(), 0, "round {round}");
+            w.put("/f/new", &round.to_le_bytes());
+            assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged);
+            assert_eq!(w.get("/s/new").unwrap(), round.to_le_bytes());
+            w.remove_tree("/f").unwrap();
+            match round % 3 {
+                0 => _ = w.on("/s", |a| w.fs.rollback(by(&w), a.ino, info.number, true)).unwrap(),
+                1 => {
+                    clone_out(&w, info.number);
+                    assert_eq!(w.get("/k/g4").unwrap(), noise(5_000, 4));
+                    w.remove_tree("/k").unwrap();
+                }
+                _ => {}
+            }
+            w.on("/s", |a| w.fs.delete_snapshot(by(&w), a.ino, info.number)).unwrap();
+        }
+        println!("{round} rounds");
+        assert!(round > 3, "vacuous");
+    });
+    w.fs.count_links().unwrap();
+    w.fs.check(|p| panic!("{p}")).unwrap();
+    check_keys(&w);
+    assert_eq!(w.fs.db().prefix(b"\xff\xff\xff\xffV").count(), 0, "nothing waits");
+}
+
+/// On a full store, whose space a fork and a snapshot hold, it comes back by unlinks alone.
+#[test]
+fn a_full_store_is_emptied_by_unlinks_of_linked_files_beside_a_fork_and_a_snapshot() {
+    for seed in 0..6 {
+        let node = [16 << 10, 64 << 10][seed as usize % 2];
+        let device = Arc::new(SimDevice::new(48 << 20, seed));
+        Fs::format(device.clone(), &FormatOptions::default().node_size(node).log_size(1 << 20)).unwrap();
+        let mut w = World::over(Fs::open(device.clone(), plain()).unwrap());
+        large_and_small(&w, 12);
+        w.fork("/s", "/f");
+        snap(&w, "/s", "one");
+        // Not counted yet: the store is full before.
+        let mut files = 0;
+        let more = |path: &str, data: &[u8]| {
+            w.create(path).is_ok() && w.on(path, |a| w.fs.write(NONE, a.ino, 0, data, false)).is_ok()
+        };
+        while more(&format!("/big/more{files}"), &noise(LARGE / 3, files)) {
+            files += 1;
+        }
+        assert!(files > 3, "vacuous");
+        if seed > 2 {
+            w.fs.close().unwrap();
+            w.fs = Fs::open(device.clone(), plain()).unwrap();
+        }
+        for i in 0..12 {
+            for name in ["f", "g"] {
+                let gone = w.unlink(&format!("/big/{name}{i}"));
+                gone.unwrap_or_else(|e| panic!("seed {seed}, file {i}: {e}"));
+            }
+        }
+        w.fs.count_links().unwrap_or_else(|e| panic!("seed {seed}: {e}"));
+        assert!(free(&w) > 10 * LARGE as u64, "seed {seed}: {} B are free", free(&w));
+        for i in [1, 4, 7, 10] {
+            for top in ["/f", "/s/.snapshots/one"] {
+                assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(5_000, i as u64));
+            }
+        }
+        w.fs.check(|p| panic!("seed {seed}: {p}")).unwrap();
+    }
+}
+
+/// A store with `files` linked files that say they have 300 KiB, and have none, in `/s`, and a directory `/x` with
+/// further names of every `every`-th.
+fn sparse_farm(files: usize, every: usize) -> (World, Arc<MemDevice>) {
+    let device = Arc::new(MemDevice::new(1 << 30));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
+    let me = Caller::root();
+    let fs = Fs::open(device.clone(), plain()).unwrap();
+    let [s, x] = ["s", "x"].map(|name| fs.mkdir(&me, ROOT, name.as_ref(), 0o755).unwrap().ino);
+    let set = SetAttr { size: Some(300 << 10), ..SetAttr::default() };
+    for i in 0..files {
+        let file = fs.mknod(&me, s, format!("f{i}").as_ref(), 0o100_644, 0).unwrap().ino;
+        fs.setattr(&me, file, &set).unwrap();
+        fs.link(&me, file, s, format!("g{i}").as_ref()).unwrap();
+        fs.forget(file, 1);
+        if i % every == 0 {
+            fs.link(&me, file, x, format!("x{i}").as_ref()).unwrap();
+            fs.forget(file, 1);
+        }
+        fs.forget(file, 1);
+    }
+    fs.close().unwrap();
+    let mut w = World::over(Fs::open(device.clone(), plain()).unwrap());
+    w.device = device.clone();
+    (w, device)
+}
+
+/// Reads, bytes read and bytes written until what `f` does is in the DAG and durable.
+fn cost(w: &World, device: &MemDevice, f: impl FnOnce(&World)) -> (u64, u64, u64) {
+    let before = device.stats();
+    f(w);
+    w.fs.db().checkpoint().unwrap();
+    let after = device.stats();
+    (after.reads - before.reads, after.read_bytes - before.read_bytes, after.write_bytes - before.write_bytes)
+}
+
+#[test]
+fn what_is_removed_from_a_snapshot_is_found_at_the_cost_of_its_names() {
+    const FILES: usize = 50_000;
+    let mut all = Vec::new();
+    for every in [FILES, FILES / 20, 25] {
+        let (mut w, device) = sparse_farm(FILES, every);
+        let made = cost(&w, &device, |w| _ = snap(w, "/x", "one"));
+        let stripped = cost(&w, &device, |w| w.fs.count_links().unwrap());
+        let number = w.on("/x", |a| w.fs.snapshots(a.ino)).unwrap()[0].number;
+        let left = linked_in(&w, number).0.len();
+        w.remount_with(plain());
+        let differs = cost(&w, &device, |w| {
+            let options = DiffOptions::default();
+            let diff = w.on("/x/.snapshots/one", |a| w.on("/x", |b| w.fs.diff(None, a.ino, b.ino, options)));
+            assert_eq!(diff.unwrap().count(), 0);
+        });
+        println!(
+            "{} names of {FILES} files: made {made:?}, removed {stripped:?}, {left} files left, difference {differs:?}",
+            FILES.div_ceil(every)
+        );
+        all.push((made, stripped, differs, left));
+        w.fs.check(|p| panic!("{p}")).unwrap();
+    }
+    let [few, some, many] = all[..] else { panic!() };
+    for (made, ..) in [few, some, many] {
+        assert!(made.0 <= 40 && made.2 <= 250 << 10, "a snapshot is small: {all:?}");
+    }
+    assert!(few.1.0 <= 30 && few.1.1 <= 1 << 20 && few.1.2 <= 100 << 10, "{all:?}");
+    assert!(some.1.0 <= 100 && some.1.2 <= 200 << 10, "{all:?}");
+    // The most gaps that are removed.
+    assert!(many.1.2 <= 400 << 10 && many.1.1 <= 4 << 20, "{all:?}");
+    assert_eq!((few.3, some.3), (1, 20));
+    for (.., differs, _) in [few, some, many] {
+        assert!(differs.0 <= 300 && differs.1 <= 4 << 20, "the names are read, not the area: {all:?}");
+    }
+}

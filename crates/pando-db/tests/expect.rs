@@ -152,6 +152,43 @@ fn what_comes_below_a_prefix_meanwhile_is_seen() {
     assert_eq!(db.prefix(b"").count() as u64, ROUNDS);
 }
 
+/// Batches that may be coalesced with others take another way into the memtable.
+#[test]
+fn what_a_batch_that_may_be_coalesced_puts_meanwhile_is_seen() {
+    const ROUNDS: u64 = 2_000;
+    let (_, db) = store(true);
+    let round = AtomicU64::new(0);
+    let both = |n: u64| {
+        round.fetch_add(1, Ordering::AcqRel);
+        while round.load(Ordering::Acquire) < 2 * n + 2 {
+            std::hint::spin_loop();
+        }
+    };
+    let won: Vec<bool> = thread::scope(|scope| {
+        scope.spawn(|| {
+            for n in 0..ROUNDS {
+                let mut batch = Batch::new();
+                batch.may_coalesce();
+                batch.put(format!("{n:05}"), "other");
+                both(n);
+                db.write(batch).unwrap();
+            }
+        });
+        let tries = (0..ROUNDS).map(|n| {
+            let mut batch = Batch::new();
+            batch.expect(format!("{n:05}"), None).put(format!("{n:05}"), "mine");
+            both(n);
+            conflict_or_none(db.write(batch)).is_none()
+        });
+        tries.collect()
+    });
+    assert!(won.iter().any(|won| *won) && won.iter().any(|won| !won), "vacuous");
+    for (n, won) in won.into_iter().enumerate() {
+        let last = db.get(format!("{n:05}").as_bytes()).unwrap();
+        assert_eq!(last, value("other"), "round {n}, won: {won}: the other put came first, and was replaced");
+    }
+}
+
 #[test]
 fn what_is_expected_is_seen_wherever_it_lies() {
     for checkpoint in [false, true] {

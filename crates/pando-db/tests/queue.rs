@@ -85,6 +85,27 @@ fn jobs_that_come_in_anywhere_are_found() {
     assert!(passed(&db) <= MOST_PASSED * taken, "{}", passed(&db));
 }
 
+#[test]
+fn what_is_coalesced_with_the_batch_before_is_found_where_all_was_taken_out() {
+    let db = store(false);
+    (0..1000).for_each(|i| db.put(key(i), "job").unwrap());
+    (0..1000).for_each(|i| db.delete(key(i)).unwrap());
+    for i in 0..100 {
+        let coalesced = db.stats().unwrap().batches_coalesced;
+        // All of it is known to have nothing, for the next who looks.
+        assert_eq!((first(&db), first(&db)), (None, None));
+        for key in [format!("a{i}"), key(7 * i + 3)] {
+            let mut batch = Batch::new();
+            batch.may_coalesce();
+            batch.put(key, "job");
+            db.write(batch).unwrap();
+        }
+        assert_eq!(db.stats().unwrap().batches_coalesced, coalesced + 1, "vacuous");
+        assert_eq!(first(&db), Some(key(7 * i + 3)));
+        db.delete(key(7 * i + 3)).unwrap();
+    }
+}
+
 /// A producer of something else writes many batches between two looks.
 #[test]
 fn who_writes_elsewhere_does_not_make_a_queue_forgotten() {

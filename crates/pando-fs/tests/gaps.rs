@@ -223,7 +223,7 @@ fn readings(w: &World) -> Vec<String> {
 fn clone_out(w: &World, number: u32) {
     w.on("/s", |a| {
         let root = w.fs.open_snapshot(a.ino, number)?;
-        w.fs.clone_snapshot(by(w), root.ino, (ROOT, OsStr::new("k")))?;
+        w.fs.clone_snapshot(by(w), root.ino, (ROOT, OsStr::new("k")), false)?;
         w.fs.forget(root.ino, 1);
         Ok(())
     })
@@ -350,7 +350,7 @@ fn a_clone_of_a_snapshot_has_the_account_of_what_is_in_it() {
             let q = w.attr("/q").ino;
             w.on(top, |a| {
                 let root = w.fs.open_snapshot(a.ino, number)?;
-                let done = w.on("/q", |_| w.fs.clone_snapshot(by(&w), root.ino, (q, OsStr::new(&to))));
+                let done = w.on("/q", |_| w.fs.clone_snapshot(by(&w), root.ino, (q, OsStr::new(&to)), false));
                 w.fs.forget(root.ino, 1);
                 done
             })

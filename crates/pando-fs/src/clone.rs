@@ -394,7 +394,7 @@ impl Fs {
             if track {
                 let contents = path::contents(&end.at.contents, to)?;
                 let of = path::contents(&source_end.at.contents, source_end.name)?;
-                let of = (&of[..], links);
+                let of = (&of[..], counts_names);
                 self.add_fork(&mut batch, (&end.entry, &contents), &record, of, (rights.uid(), now))?;
             }
             let touched = Change::modified(now);

@@ -12,6 +12,7 @@ use pando_db::{Batch, Snapshot};
 
 use crate::{
     error::{Error, Result},
+    format::FEATURE_ACCOUNTS,
     path::{self, system},
     record::{Record, Stored},
     volume::Fs,
@@ -150,7 +151,9 @@ impl Fs {
     /// this is called again.
     pub(crate) fn strip_volumes(&self, mut go_on: impl FnMut() -> bool) -> Result<()> {
         let mut after = system::all_to_strip();
-        let behind = path::behind(&after);
+        // Those that are made meanwhile have higher numbers, and wait for the next call.
+        let Some((last, _)) = self.db.prefix(&after).next_back().transpose()? else { return Ok(()) };
+        let behind = path::behind(&last);
         let mut done = Ok(());
         while let Some((key, _)) = self.db.range(&after, behind.as_deref()).next().transpose()? {
             match self.strip_volume(&key, &mut go_on) {
@@ -166,8 +169,15 @@ impl Fs {
 
     /// Removes files without a name from the volume that a key of the queue names, and the key; false if `go_on` has
     /// said no. If the volume has been deleted meanwhile, this removes nothing: no other volume gets its number.
+    ///
+    /// Nothing is removed from a tree in the directory of the snapshot if there are quotas: an account in the snapshot
+    /// may count the files, and would be wrong in what is made of it.
     fn strip_volume(&self, key: &Bytes, go_on: &mut dyn FnMut() -> bool) -> Result<bool> {
         let (number, inside) = system::strip_parts(key).ok_or_else(|| damaged("impossible key"))?;
+        if !inside.is_empty() && self.has_feature(FEATURE_ACCOUNTS) {
+            self.db.delete(key.clone())?;
+            return Ok(true);
+        }
         let root = [&path::snapshot(number)[..], inside].concat();
         // Held while the names and the gaps are looked at, not while these are removed.
         let found = {

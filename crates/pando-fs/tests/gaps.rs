@@ -287,6 +287,98 @@ fn a_snapshot_reads_the_same_when_files_without_a_name_have_gone() {
     check_keys(&w);
 }
 
+/// More files differ than those with a name: the ones without are skipped, and no difference is.
+#[test]
+fn of_many_linked_files_that_have_gone_none_hides_a_difference() {
+    for named in [vec![0], vec![1, 2, 30, 59], (0..60).step_by(3).collect(), (40..60).collect()] {
+        let mut w = World::new();
+        w.remount_with(options());
+        let changed: Vec<usize> = named.iter().copied().step_by(2).chain(named.last().copied()).collect();
+        w.mkdir("/big");
+        w.mkdir("/s");
+        // Link numbers are in this order.
+        for i in 0..60 {
+            let dir = if named.contains(&i) { "/s" } else { "/big" };
+            w.put(&format!("{dir}/f{i}"), &noise(3_000, i as u64));
+            w.link(&format!("{dir}/f{i}"), &format!("{dir}/g{i}")).unwrap();
+        }
+        let number = snap(&w, "/s", "one").number;
+        w.fork("/s", "/f");
+        for i in &changed {
+            w.write_at(&format!("/s/f{i}"), 7, b"ours").unwrap();
+        }
+        w.write_at("/f/f0", 9, b"theirs").ok();
+        w.fs.count_links().unwrap();
+        assert_eq!(linked_in(&w, number).0.len(), named.len(), "vacuous");
+        let expected: BTreeSet<_> = changed.iter().flat_map(|i| [format!("f{i}"), format!("g{i}")]).collect();
+        for (a, b) in [("/s/.snapshots/one", "/s"), ("/s", "/s/.snapshots/one")] {
+            let found = w.on(a, |a| w.on(b, |b| w.fs.diff(None, a.ino, b.ino, DiffOptions::default())));
+            let found: Result<Vec<_>> = found.unwrap().collect();
+            let paths = found.unwrap().into_iter().map(|change| change.path.to_string_lossy().into_owned());
+            assert_eq!(paths.collect::<BTreeSet<_>>(), expected, "{a} {b}");
+        }
+        // What both sides changed is a conflict; all else that one side changed is kept.
+        let both = named.contains(&0);
+        let prefer = both.then_some(MergeSide::Ours);
+        let options = MergeOptions { prefer, ..MergeOptions::default() };
+        assert!(w.merge("/f", "/s", options).unwrap().merged);
+        for i in &changed {
+            let mut wanted = noise(3_000, *i as u64);
+            wanted[7..11].copy_from_slice(b"ours");
+            assert_eq!(w.get(&format!("/s/g{i}")).unwrap(), wanted);
+        }
+        w.fs.check(|p| panic!("{p}")).unwrap();
+        check_keys(&w);
+    }
+}
+
+/// The check finds what the removal must never do.
+#[test]
+fn a_linked_file_that_is_gone_from_a_snapshot_although_it_has_a_name_is_found() {
+    let mut w = World::new();
+    w.remount_with(plain());
+    large_and_small(&w, 6);
+    let (one, two) = (snap(&w, "/s", "one").number, snap(&w, "/s", "two").number);
+    w.fs.check(|p| panic!("{p}")).unwrap();
+    for number in [two, one] {
+        let (_, named) = linked_in(&w, number);
+        let key = [&number.to_be_bytes()[..], b"M", &[3], &named.first().unwrap().to_be_bytes()].concat();
+        assert!(w.fs.db().get(&key).unwrap().is_some(), "vacuous");
+        w.fs.db().delete(key).unwrap();
+    }
+    let mut found = Vec::new();
+    w.fs.check(|p| found.push(p.to_owned())).unwrap();
+    assert!(found.iter().any(|p| p.contains("names a linked file")), "{found:?}");
+}
+
+/// An origin has what a fork has, without what was excluded.
+#[test]
+fn linked_files_that_were_excluded_from_a_fork_are_freed_beside_it() {
+    let mut w = World::new();
+    w.remount_with(plain());
+    w.mkdir("/t");
+    w.mkdir("/t/big");
+    for i in 0..8 {
+        w.put(&format!("/t/big/f{i}"), &noise(LARGE, 90 + i));
+        w.link(&format!("/t/big/f{i}"), &format!("/t/big/g{i}")).unwrap();
+    }
+    w.put("/t/small", b"x");
+    w.link("/t/small", "/t/small too").unwrap();
+    // The root of a lineage.
+    w.clone_tree("/t", "/root", false).unwrap();
+    w.remove_tree("/t").unwrap();
+    w.fs.count_links().unwrap();
+    let fork = |d, n: &OsStr, e, m: &OsStr| w.fs.fork_tree(&w.me, (d, n), (e, m), false, &["big".into()]);
+    w.at("/root", |d, n| w.at("/f", |e, m| fork(d, n, e, m))).unwrap();
+    w.remove_tree("/root/big").unwrap();
+    w.fs.count_links().unwrap();
+    w.fs.check(|p| panic!("{p}")).unwrap();
+    let before = free(&w);
+    w.remove_tree("/f").unwrap();
+    let held = free(&w).saturating_sub(before);
+    assert!(held < LARGE as u64, "{held} B of deleted files were kept");
+}
+
 /// A merge compares with the origin of the fork, of which most is not there any more.
 #[test]
 fn a_merge_is_the_same_when_files_without_a_name_have_gone_from_the_origin() {

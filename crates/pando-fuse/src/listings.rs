@@ -221,14 +221,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_takes_no_memory_and_where_nothing_is_kept_nothing_is_noted() {
+    fn what_is_forgotten_takes_no_memory_and_where_nothing_is_kept_nothing_stays_noted() {
         let l = Listings::new(true);
         l.changed(2);
         l.forgotten(2);
         assert!(l.dirs.lock().is_empty());
         let off = Listings::new(false);
         off.changed(2);
+        assert!(off.dirs.lock().is_empty());
         assert_eq!(off.opened(2, 1), NOT_CACHED);
+        off.released(2, 1);
         assert!(off.dirs.lock().is_empty());
     }
 }

@@ -67,7 +67,7 @@ pub const FS: Layers = &[
     ("place", &["error", "types", "path", "inode", "lock", "path_cache", "volume"]),
     ("domain", &["error", "format", "types", "path", "record", "sums", "inode", "volume", "place"]),
     ("uncounted", &["error", "types", "path", "record", "volume", "background", "domain"]),
-    ("gaps", &["error", "path", "record", "ledger", "volume"]),
+    ("gaps", &["error", "format", "path", "record", "ledger", "volume"]),
     (
         "bill",
         &["error", "format", "path", "account", "merge", "inode", "ledger", "volume", "background", "place"],

@@ -3,7 +3,10 @@
 //! A file without holes has all blocks of its size, one with holes those before the first hole: `st_blocks`, accounts
 //! and searches for holes rest on that.
 
-use std::ops::Range;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use bytes::Bytes;
 use pando_db::Snapshot;
@@ -110,7 +113,10 @@ pub(super) fn check_changes(
 ) -> Result<()> {
     let (own, before) = (path::volume(number), path::volume(last));
     let mut file: Option<ChangedFile> = None;
+    // Linked files that are gone, by the contents prefix of the root of their lineage.
+    let mut gone: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
     let demanded = demands(view)?;
+    let mark = path::snapshot(number).len();
     for change in view.diff(&before, view, &own)? {
         let change = change?;
         let key: Bytes = [&own[..], &change.key].concat().into();
@@ -166,6 +172,21 @@ pub(super) fn check_changes(
                     tell(format!("{}: {text}", what()));
                 }
             }
+            (Some(path::Parsed::Linked(_, id)), None) => {
+                gone.entry(path::root_below(&path, mark).unwrap_or_default().to_vec())
+                    .or_default()
+                    .insert(id);
+            }
+            (Some(path::Parsed::LinkName(..)), Some(value)) => {
+                let root = path::root_below(&path, mark).unwrap_or_default();
+                match Stored::decode(&value) {
+                    Ok(Stored::Indexed(id)) if view.get(&path::meta(&path::linked(root, id)))?.is_none() => {
+                        tell(format!("{}: names a linked file that does not exist", what()));
+                    }
+                    Ok(Stored::Indexed(_)) => {}
+                    _ => tell(format!("{}: not an entry of the index of names", what())),
+                }
+            }
             // What was in a directory that is gone must be gone too.
             (Some(path::Parsed::Meta(_)), None) => {
                 if let Some(contents) = path::contents_of(b"", &path)
@@ -200,13 +221,24 @@ pub(super) fn check_changes(
                     tell(format!("{}: bytes that belong to no file", what()));
                 }
             }
-            // Other pieces of data, the index of names, and marks.
+            // Other pieces of data, and marks.
             (Some(path::Parsed::System(_)) | None, _) => {
                 tell(format!("{}: not a key of a snapshot", key.escape_ascii()));
             }
             (Some(_), _) => {}
         }
     }
-    file.and_then(ChangedFile::lost).into_iter().for_each(tell);
+    file.and_then(ChangedFile::lost).into_iter().for_each(&mut *tell);
+    for (root, ids) in gone {
+        let Some(index) = path::link_name(&root, &root) else { continue };
+        let mut names = view.prefix(&path::meta(&index));
+        while let Some((key, value)) = names.next_ref()? {
+            if let Ok(Stored::Indexed(id)) = Stored::decode(value)
+                && ids.contains(&id)
+            {
+                tell(format!("{}: names a linked file that is gone", describe_key(key)));
+            }
+        }
+    }
     Ok(())
 }

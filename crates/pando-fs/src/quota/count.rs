@@ -102,15 +102,21 @@ impl Fs {
     /// What the tree of the directory `dir` in `at` takes; wants it counted if it never was. The caller holds the
     /// accounts exclusively, or keeps all other calls out of the directory.
     pub(crate) fn tree_taken(&self, counts: &mut Counts, at: &DirAt, dir: &InodeRef) -> Result<Taken> {
-        let frozen = match dir.frozen {
-            true => self.ledger.frozen(&frozen_contents(dir)?),
-            false => None,
+        let (frozen, stripped) = match dir.frozen {
+            true => {
+                // A count that was begun before files without a name went may have ended later.
+                let stripped = dir.ancestry()?.last().is_some_and(|top| {
+                    top.peek(|s| matches!(s.link, Link::Snapshot(n) if self.ledger.was_stripped(n)))
+                });
+                (self.ledger.frozen(&frozen_contents(dir)?), stripped)
+            }
+            false => (None, false),
         };
         match (dir.peek(|s| s.record.account), frozen) {
             (Some(account), _) => {
                 Ok(Taken { bytes: account.used, inexact: account.stale || self.is_stale_around(at) })
             }
-            (None, Some(bytes)) => Ok(Taken::exact(bytes)),
+            (None, Some(bytes)) => Ok(Taken { bytes, inexact: stripped }),
             (None, None) => Err(counts.want(dir, Vec::new())),
         }
     }

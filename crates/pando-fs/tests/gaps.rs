@@ -20,16 +20,6 @@ use pando_fs::*;
 /// Bytes of a large file.
 const LARGE: usize = 1 << 20;
 
-/// Bytes that no codec makes shorter.
-fn noise(len: usize, seed: u64) -> Vec<u8> {
-    let mut x = seed | 1;
-    let mut next = || {
-        x = x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (x >> 33) as u8
-    };
-    (0..len).map(|_| next()).collect()
-}
-
 /// The options that users have.
 fn plain() -> MountOptions {
     MountOptions::default().background(false).atime(AtimePolicy::Noatime)
@@ -58,10 +48,10 @@ fn large_and_small(w: &World, large: usize) {
     w.mkdir("/s");
     for i in 0..large {
         if i % 3 == 1 {
-            w.put(&format!("/s/f{i}"), &noise(5_000, i as u64));
+            w.put(&format!("/s/f{i}"), &noise(i as u64, 5_000));
             w.link(&format!("/s/f{i}"), &format!("/s/g{i}")).unwrap();
         }
-        w.put(&format!("/big/f{i}"), &noise(LARGE, i as u64));
+        w.put(&format!("/big/f{i}"), &noise(i as u64, LARGE));
         w.link(&format!("/big/f{i}"), &format!("/big/g{i}")).unwrap();
     }
 }
@@ -91,7 +81,7 @@ fn files_linked_elsewhere_are_freed_beside_a_fork() {
         w.fs.count_links().unwrap();
         let top = if made == "snapshot" { "/s/.snapshots/one" } else { "/f" };
         for i in [1, 4, 7, 10] {
-            assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(5_000, i as u64));
+            assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(i as u64, 5_000));
         }
         w.fs.check(|p| panic!("{made}: {p}")).unwrap();
         check_keys(&w);
@@ -129,7 +119,7 @@ fn files_linked_elsewhere_go_from_a_snapshot_in_the_background_and_after_a_mount
             assert!(Instant::now() < end, "mounted again {again}: they are still there");
             thread::sleep(Duration::from_millis(20));
         }
-        assert_eq!(w.get("/s/.snapshots/one/g1").unwrap(), noise(5_000, 1));
+        assert_eq!(w.get("/s/.snapshots/one/g1").unwrap(), noise(1, 5_000));
     }
 }
 
@@ -150,10 +140,10 @@ fn files_without_a_name_go_from_a_snapshot_that_was_made_right_after_a_clone() {
         assert_eq!(w.fs.db().prefix(&area).count(), 1, "snapshot {number}");
     }
     for top in ["/d/c/.snapshots/own", "/d/.snapshots/around/c", "/.snapshots/all/d/c"] {
-        assert_eq!(w.get(&format!("{top}/g1")).unwrap(), noise(5_000, 1), "{top}");
+        assert_eq!(w.get(&format!("{top}/g1")).unwrap(), noise(1, 5_000), "{top}");
     }
     // These have their names in the snapshot.
-    assert_eq!(w.get("/.snapshots/all/big/g3").unwrap(), noise(LARGE, 3));
+    assert_eq!(w.get("/.snapshots/all/big/g3").unwrap(), noise(3, LARGE));
     w.fs.check(|p| panic!("{p}")).unwrap();
 }
 
@@ -166,7 +156,7 @@ fn of_small_gaps_many_files_or_large_ones_go() {
         w.mkdir(dir);
     }
     let put = |path: &str, len: usize| {
-        w.put(path, &noise(len, 1));
+        w.put(path, &noise(1, len));
         w.link(path, &format!("{path}.")).unwrap();
     };
     let sizes: [&[usize]; 5] = [&[1; 63], &[1; 64], &[255 << 10], &[256 << 10], &[100 << 10; 3]];
@@ -281,7 +271,7 @@ fn a_snapshot_reads_the_same_when_files_without_a_name_have_gone() {
     w.fs.count_links().unwrap();
     for top in ["/k", "/s"] {
         assert_eq!(w.groups(top).len(), 5, "{top}");
-        assert_eq!(w.get(&format!("{top}/g4")).unwrap(), noise(5_000, 4), "{top}");
+        assert_eq!(w.get(&format!("{top}/g4")).unwrap(), noise(4, 5_000), "{top}");
     }
     w.fs.check(|p| panic!("{p}")).unwrap();
     check_keys(&w);
@@ -299,7 +289,7 @@ fn of_many_linked_files_that_have_gone_none_hides_a_difference() {
         // Link numbers are in this order.
         for i in 0..60 {
             let dir = if named.contains(&i) { "/s" } else { "/big" };
-            w.put(&format!("{dir}/f{i}"), &noise(3_000, i as u64));
+            w.put(&format!("{dir}/f{i}"), &noise(i as u64, 3_000));
             w.link(&format!("{dir}/f{i}"), &format!("{dir}/g{i}")).unwrap();
         }
         let number = snap(&w, "/s", "one").number;
@@ -323,7 +313,7 @@ fn of_many_linked_files_that_have_gone_none_hides_a_difference() {
         let options = MergeOptions { prefer, ..MergeOptions::default() };
         assert!(w.merge("/f", "/s", options).unwrap().merged);
         for i in &changed {
-            let mut wanted = noise(3_000, *i as u64);
+            let mut wanted = noise(*i as u64, 3_000);
             wanted[7..11].copy_from_slice(b"ours");
             assert_eq!(w.get(&format!("/s/g{i}")).unwrap(), wanted);
         }
@@ -362,7 +352,7 @@ fn linked_files_that_were_excluded_from_a_fork_are_freed_beside_it() {
     w.mkdir("/t");
     w.mkdir("/t/big");
     for i in 0..8 {
-        w.put(&format!("/t/big/f{i}"), &noise(LARGE, 90 + i));
+        w.put(&format!("/t/big/f{i}"), &noise(90 + i, LARGE));
         w.link(&format!("/t/big/f{i}"), &format!("/t/big/g{i}")).unwrap();
     }
     w.put("/t/small", b"x");
@@ -522,7 +512,7 @@ fn snapshots_are_read_deleted_and_rolled_back_to_while_files_are_removed_from_th
                     break;
                 }
                 let path = format!("/big/x{}", i % 20);
-                w.put(&path, &noise(20_000, i));
+                w.put(&path, &noise(i, 20_000));
                 w.link(&path, "/big/other").unwrap();
                 w.unlink("/big/other").unwrap();
                 w.unlink(&path).unwrap();
@@ -537,8 +527,8 @@ fn snapshots_are_read_deleted_and_rolled_back_to_while_files_are_removed_from_th
             let top = "/s/.snapshots/now";
             w.fork("/s", "/f");
             for i in [1, 4, 7, 10] {
-                assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(5_000, i), "round {round}");
-                assert_eq!(w.get(&format!("/f/f{i}")).unwrap(), noise(5_000, i), "round {round}");
+                assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(i, 5_000), "round {round}");
+                assert_eq!(w.get(&format!("/f/f{i}")).unwrap(), noise(i, 5_000), "round {round}");
             }
             let found: Result<Vec<_>> = w
                 .on(top, |a| w.on("/s", |b| w.fs.diff(None, a.ino, b.ino, DiffOptions::default())))
@@ -553,7 +543,7 @@ fn snapshots_are_read_deleted_and_rolled_back_to_while_files_are_removed_from_th
                 0 => _ = w.on("/s", |a| w.fs.rollback(by(&w), a.ino, info.number, true)).unwrap(),
                 1 => {
                     clone_out(&w, info.number);
-                    assert_eq!(w.get("/k/g4").unwrap(), noise(5_000, 4));
+                    assert_eq!(w.get("/k/g4").unwrap(), noise(4, 5_000));
                     w.remove_tree("/k").unwrap();
                 }
                 _ => {}
@@ -585,7 +575,7 @@ fn a_full_store_is_emptied_by_unlinks_of_linked_files_beside_a_fork_and_a_snapsh
         let more = |path: &str, data: &[u8]| {
             w.create(path).is_ok() && w.on(path, |a| w.fs.write(NONE, a.ino, 0, data, false)).is_ok()
         };
-        while more(&format!("/big/more{files}"), &noise(LARGE / 3, files)) {
+        while more(&format!("/big/more{files}"), &noise(files, LARGE / 3)) {
             files += 1;
         }
         assert!(files > 3, "vacuous");
@@ -603,7 +593,7 @@ fn a_full_store_is_emptied_by_unlinks_of_linked_files_beside_a_fork_and_a_snapsh
         assert!(free(&w) > 10 * LARGE as u64, "seed {seed}: {} B are free", free(&w));
         for i in [1, 4, 7, 10] {
             for top in ["/f", "/s/.snapshots/one"] {
-                assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(5_000, i as u64));
+                assert_eq!(w.get(&format!("{top}/g{i}")).unwrap(), noise(i as u64, 5_000));
             }
         }
         w.fs.check(|p| panic!("seed {seed}: {p}")).unwrap();

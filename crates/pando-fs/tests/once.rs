@@ -19,13 +19,6 @@ const SIDE_BY_SIDE: f64 = 1.35;
 /// The same where older data is written over: no goal of its own.
 const OVER_OLD: f64 = 1.08;
 
-/// Bytes that do not compress, the same for a seed.
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut r = Random::new(seed);
-    let words = std::iter::repeat_with(|| (r.below(1 << 30) as u64) << 30 ^ r.below(1 << 30) as u64);
-    words.flat_map(|word| word.to_le_bytes()[..7].to_vec()).take(len).collect()
-}
-
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum How {
     /// At the end, by a handle opened so.

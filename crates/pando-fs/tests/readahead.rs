@@ -71,14 +71,6 @@ impl SlowDevice {
     }
 }
 
-/// Bytes that do not compress, the same for a seed.
-fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut r = Random::new(seed);
-    let words = std::iter::repeat_with(|| (r.below(1 << 30) as u64) << 30 ^ r.below(1 << 30) as u64);
-    let bytes = words.flat_map(|word| word.to_le_bytes()[..7].to_vec());
-    bytes.take(len).collect()
-}
-
 fn mounted() -> MountOptions {
     MountOptions::default().atime(AtimePolicy::Noatime)
 }

@@ -148,13 +148,20 @@ impl MountsOf {
     fn add(&mut self, namespace: PathBuf, all: Vec<Entry>, device: &str, process: &str) {
         self.points.extend(mounted_in(&all, device));
         for mount in all.into_iter().filter(|e| e.device == device) {
-            // Nearly all mounts show something else.
-            let in_snapshot = mount.root.components().any(|part| part.as_os_str() == ".snapshots");
-            let ino = in_snapshot.then(|| inode_shown(&mount, process)).and_then(Result::ok).flatten();
+            let ino = may_be_in_snapshot(&mount.root)
+                .then(|| inode_shown(&mount, process))
+                .and_then(Result::ok)
+                .flatten();
             self.shown.push(Shown { namespace: namespace.clone(), mount, ino });
         }
         self.namespaces.push(namespace);
     }
+}
+
+/// Whether a path from the root of the file system may lead into a snapshot: nearly all mounts show something else, and
+/// no name of such a path is looked up.
+pub(crate) fn may_be_in_snapshot(path: &Path) -> bool {
+    path.components().any(|part| part.as_os_str() == ".snapshots")
 }
 
 /// The inode number of what a mount shows to a process: `None` if it is hidden by another mount. The way from the root

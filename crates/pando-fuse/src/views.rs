@@ -23,7 +23,7 @@ use std::{
 use pando_fs::{Error, FileKind, Fs, Ino, SnapshotMount};
 use parking_lot::Mutex;
 
-use crate::mountinfo::{MountsOf, Shown};
+use crate::mountinfo::{MountsOf, Shown, may_be_in_snapshot};
 
 /// What the kernel writes behind the path of something that has lost its name.
 const GONE_MARK: &[u8] = b"//deleted";
@@ -104,12 +104,6 @@ fn held(fs: &Fs, snapshots: &[Ino]) -> Vec<Ino> {
 fn named(root: &Path) -> PathBuf {
     let bytes = root.as_os_str().as_bytes();
     OsStr::from_bytes(bytes.strip_suffix(GONE_MARK).unwrap_or(bytes)).into()
-}
-
-/// Whether a path from the root of the file system may lead into a snapshot: nearly all mounts show something else, and
-/// no name of such a path is looked up.
-fn may_be_in_snapshot(path: &Path) -> bool {
-    path.components().any(|part| part.as_os_str() == ".snapshots")
 }
 
 /// The root of the snapshot that a path from the root of the file system lies in.

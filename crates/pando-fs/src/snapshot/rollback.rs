@@ -260,8 +260,8 @@ impl Fs {
             let above = self.above(&at);
             if record.account.is_some() || !above.is_empty() {
                 let mut taken = self.tree_taken(wanted, &self.attempt_dir(&root)?, &root)?;
-                // Linked files without a name in it go when names are counted, or have gone since it was counted.
-                taken.inexact |= counts || self.ledger.was_stripped(number);
+                // Linked files without a name in it go when names are counted.
+                taken.inexact |= counts;
                 let limit = record.account.and_then(|account| account.limit);
                 record.account = Some(Account { limit, used: taken.bytes, stale: taken.inexact });
                 bill.add(above, taken);

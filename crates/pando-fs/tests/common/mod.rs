@@ -49,6 +49,13 @@ pub fn cached_path_depth() -> usize {
     if module_path!().contains("::cached_paths::") { 0 } else { 32 }
 }
 
+/// Bytes that do not compress, the same for a seed.
+pub fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut r = Random::new(seed);
+    let words = std::iter::repeat_with(|| (r.below(1 << 30) as u64) << 30 ^ r.below(1 << 30) as u64);
+    words.flat_map(|word| word.to_le_bytes()[..7].to_vec()).take(len).collect()
+}
+
 pub fn options() -> MountOptions {
     let options = MountOptions::default().background(false).atime(AtimePolicy::Noatime);
     options.merge_steps(merge_steps()).cached_path_depth(cached_path_depth()).nameless_bytes(0)

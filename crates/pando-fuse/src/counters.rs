@@ -84,6 +84,7 @@ pub struct Counters {
     caught: AtomicU64,
     missed: AtomicU64,
     yielded: AtomicU64,
+    followed: AtomicU64,
     held_awake: AtomicU64,
     handed_over: AtomicU64,
     by_worker: AtomicU64,
@@ -98,6 +99,8 @@ pub struct Polling {
     pub missed: u64,
     /// How often polling left the CPU to another program for a while.
     pub yielded: u64,
+    /// How often the thread moved to the CPU of the program whose request it answered.
+    pub followed: u64,
     /// How often it began to keep idle CPUs from halting.
     pub held_awake: u64,
 }
@@ -109,6 +112,7 @@ impl Default for Counters {
             caught: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             yielded: AtomicU64::new(0),
+            followed: AtomicU64::new(0),
             held_awake: AtomicU64::new(0),
             handed_over: AtomicU64::new(0),
             by_worker: AtomicU64::new(0),
@@ -140,6 +144,10 @@ impl Counters {
         self.yielded.fetch_add(1, Ordering::Relaxed);
     }
 
+    pub(crate) fn followed(&self) {
+        self.followed.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(crate) fn held_awake(&self) {
         self.held_awake.fetch_add(1, Ordering::Relaxed);
     }
@@ -168,6 +176,7 @@ impl Counters {
             caught: self.caught.load(Ordering::Relaxed),
             missed: self.missed.load(Ordering::Relaxed),
             yielded: self.yielded.load(Ordering::Relaxed),
+            followed: self.followed.load(Ordering::Relaxed),
             held_awake: self.held_awake.load(Ordering::Relaxed),
         }
     }

@@ -5,6 +5,7 @@ mod common;
 
 use std::{
     fs,
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -12,6 +13,7 @@ use common::World;
 use nix::sys::resource::{UsageWho, getrusage};
 use pando_fuse::{HaltPoll, Kind, Settings};
 use parking_lot::Mutex;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// CPU time is that of the process, so one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -127,6 +129,32 @@ fn idle_cpus_halt_again_when_a_stream_has_ended() {
     assert_eq!(off.polling().held_awake, 0);
 }
 
+/// Ends what spins until it is set, also if a test fails.
+struct StopsAtEnd<'s>(&'s AtomicBool);
+
+impl Drop for StopsAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Keeps every CPU busy twice over while `run` runs.
+fn beside_busy_programs(run: impl FnOnce()) {
+    let stop = AtomicBool::new(false);
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..2 * cpus {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let _stop = StopsAtEnd(&stop);
+        run();
+    });
+}
+
 /// Where other programs want every CPU, polling leaves it to them.
 #[test]
 fn a_busy_machine_is_left_in_peace() {
@@ -137,23 +165,47 @@ fn a_busy_machine_is_left_in_peace() {
     if one_cpu() {
         return;
     }
-    let stop = std::sync::atomic::AtomicBool::new(false);
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    std::thread::scope(|scope| {
-        for _ in 0..2 * cpus {
-            scope.spawn(|| {
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            });
-        }
+    beside_busy_programs(|| {
         let begin = Instant::now();
         let mut i = 0;
         while world.polling().yielded == 0 && begin.elapsed() < Duration::from_secs(30) {
             fs::write(world.path(&format!("f{i}")), b"some bytes").unwrap();
             i += 1;
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     assert!(world.polling().yielded > 0, "{:?}", world.polling());
+}
+
+/// The thread that answers goes where a program is, if no CPU is idle, also without polling.
+#[test]
+fn a_program_is_followed_on_a_busy_machine() {
+    let _alone = ALONE.lock();
+    let allowed = sched_getaffinity(None).unwrap();
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(2).collect();
+    if cpus.len() < 2 {
+        eprintln!("SKIPPED: only one CPU");
+        return;
+    }
+    for poll in [Settings::default().poll, Duration::ZERO] {
+        let Some(world) = World::with(Settings { poll, ..Settings::default() }) else { return };
+        fs::write(world.path("f"), b"some bytes").unwrap();
+        beside_busy_programs(|| {
+            let begin = Instant::now();
+            let mut there = CpuSet::new();
+            for &cpu in cpus.iter().cycle() {
+                there.clear();
+                there.set(cpu);
+                sched_setaffinity(None, &there).unwrap();
+                let arrived = Instant::now();
+                while arrived.elapsed() < Duration::from_millis(100) {
+                    let _absent = fs::metadata(world.path(&format!("{:?}", arrived.elapsed())));
+                }
+                if world.polling().followed > 2 || begin.elapsed() > Duration::from_secs(30) {
+                    break;
+                }
+            }
+            sched_setaffinity(None, &allowed).unwrap();
+        });
+        assert!(world.polling().followed > 2, "{poll:?}: {:?}", world.polling());
+    }
 }

@@ -12,6 +12,7 @@
 //! a device or send notifications without stopping other requests.
 
 mod common;
+mod follow;
 mod halting;
 pub mod own;
 pub(crate) mod poll;

@@ -26,6 +26,9 @@ use crate::{
 const POLL_SCORE: u32 = 2;
 const MAX_SCORE: u32 = 32;
 const GAP_SCORE: u32 = 4;
+/// Polling in vain again and again is put off for a number of requests that doubles each time, up to this count: the
+/// program may be waiting for the CPU on which this thread polls.
+const MAX_PUT_OFF_REQUESTS: u32 = 512;
 /// How often it is checked whether another program wants the CPU.
 const PREEMPTION_CHECK: Duration = Duration::from_millis(1);
 /// How long polling stops if one does: the first time, and at most. The pause doubles if that happens again soon
@@ -52,6 +55,11 @@ struct PollState {
     score: u32,
     /// The request that is coming was found by polling.
     caught: bool,
+    /// It was in vain the last time.
+    in_vain: bool,
+    /// Requests, a count, for which it is put off if it is in vain again, and those that are left of them.
+    put_off: u32,
+    left: u32,
     /// No polling before this.
     resume: Instant,
     pause: Duration,
@@ -69,8 +77,17 @@ impl Poller {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let possible = cpus > 1 && !limit.is_zero();
         let now = Instant::now();
-        let state =
-            PollState { ended: now, score: 0, caught: false, resume: now, pause: FIRST_PAUSE, looked: None };
+        let state = PollState {
+            ended: now,
+            score: 0,
+            caught: false,
+            in_vain: false,
+            put_off: 1,
+            left: 0,
+            resume: now,
+            pause: FIRST_PAUSE,
+            looked: None,
+        };
         Self { possible, limit, polite, halting: None, counters, state: Mutex::new(state) }
     }
 
@@ -125,11 +142,15 @@ impl Poller {
         loop {
             if let Some(found) = attempt() {
                 state.caught = true;
+                (state.in_vain, state.put_off) = (false, 1);
                 self.counters.caught();
                 return Some(found);
             }
             if state.ended.elapsed() >= self.limit {
                 self.counters.missed();
+                if self.polite {
+                    state.missed(&self.counters);
+                }
                 return None;
             }
             std::hint::spin_loop();
@@ -138,7 +159,17 @@ impl Poller {
 }
 
 impl PollState {
+    /// Polling was in vain. Once is how each stream ends.
+    fn missed(&mut self, counters: &Counters) {
+        if std::mem::replace(&mut self.in_vain, true) {
+            self.put_off = (self.put_off * 2).min(MAX_PUT_OFF_REQUESTS);
+            self.left = self.put_off;
+            counters.yielded();
+        }
+    }
+
     fn came(&mut self, limit: Duration) {
+        self.left = self.left.saturating_sub(1);
         let dense = self.caught || self.ended.elapsed() < limit;
         self.score =
             if dense { (self.score + 1).min(MAX_SCORE) } else { self.score.saturating_sub(GAP_SCORE) };
@@ -147,7 +178,7 @@ impl PollState {
 
     /// Whether to poll now, which is not polite if this thread has lost its CPU to another.
     fn may_poll(&mut self, now: Instant, polite: bool, counters: &Counters) -> bool {
-        if self.score < POLL_SCORE || now < self.resume {
+        if self.score < POLL_SCORE || self.left > 0 || now < self.resume {
             self.looked = None;
             return false;
         }
@@ -258,6 +289,32 @@ mod tests {
         assert!(poller.counters.polling().missed <= 3, "{:?}", poller.counters.polling());
     }
 
+    /// As on a machine whose CPUs are all busy, where the program waits for the CPU on which this thread polls.
+    #[test]
+    fn polling_in_vain_again_and_again_becomes_rare_until_it_finds_something() {
+        let poller = Poller::new(Duration::from_micros(10), true, Arc::default());
+        let request = |there: Option<()>| {
+            let before = poller.counters.polling().missed;
+            poller.state.lock().score = MAX_SCORE;
+            poller.poll(|| there);
+            poller.came();
+            poller.answered();
+            poller.counters.polling().missed > before
+        };
+        let misses = (0..10_000).filter(|_| request(None)).count();
+        assert!((10..40).contains(&misses), "polled {misses} times in vain for 10,000 requests");
+        // The last wait ends, it finds something, and from then on it polls after each answer.
+        for _ in 0..=MAX_PUT_OFF_REQUESTS {
+            request(Some(()));
+        }
+        let caught = poller.counters.polling().caught;
+        assert!(request(None), "the end of a stream");
+        for _ in 0..10 {
+            request(Some(()));
+        }
+        assert_eq!(poller.counters.polling().caught, caught + 10, "put off by the end of one stream");
+    }
+
     #[test]
     fn many_requests_without_answers_wait_no_longer_than_one() {
         let limit = Duration::from_millis(50);
@@ -294,6 +351,9 @@ mod tests {
             ended: now,
             score: MAX_SCORE,
             caught: false,
+            in_vain: false,
+            put_off: 1,
+            left: 0,
             resume: now,
             pause: FIRST_PAUSE,
             looked: None,

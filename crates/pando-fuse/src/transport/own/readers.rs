@@ -36,7 +36,7 @@ use crate::transport::own::{
     watch::{Seen, Watch},
     wire::{self, op},
 };
-use crate::transport::{Handler, common::MAX_WORKERS, poll::Poller, workers::Workers};
+use crate::transport::{Handler, common::MAX_WORKERS, follow::Follower, poll::Poller, workers::Workers};
 
 /// Threads besides those that read, a count: this many requests can wait at the same time without delaying others.
 const MAX_WAITING_THREADS: usize = 64;
@@ -53,6 +53,7 @@ pub(super) struct Readers<H: Handler> {
     handler: Arc<H>,
     device: Arc<Device>,
     poller: Poller,
+    follower: Follower,
     counters: Arc<Counters>,
     workers: Workers,
     /// Threads that read at the same time, a count.
@@ -138,6 +139,7 @@ impl<H: Handler> Readers<H> {
             handler,
             device,
             poller,
+            follower: Follower::new(roles, counters.clone()),
             counters,
             workers,
             roles,
@@ -381,9 +383,10 @@ impl<H: Handler> Reader<H> {
             let (poller, device) = (&self.shared.poller, &self.shared.device);
             let buffer = self.buffer.as_deref_mut().unwrap_or_default();
             let read = poller.poll(|| device.try_read(buffer));
+            let polled = read.is_some();
             match read.unwrap_or_else(|| device.read(buffer)) {
                 Ok(Some(n)) => {
-                    if let Err(e) = self.answer(n) {
+                    if let Err(e) = self.answer(n, polled) {
                         return self.shared.end(Err(e));
                     }
                 }
@@ -398,7 +401,7 @@ impl<H: Handler> Reader<H> {
     }
 
     /// Answers the request that is in the first `n` bytes of the buffer, or has a worker do it.
-    fn answer(&mut self, n: usize) -> io::Result<()> {
+    fn answer(&mut self, n: usize, polled: bool) -> io::Result<()> {
         self.shared.poller.came();
         let bytes = self.buffer.as_deref().and_then(|buffer| buffer.get(..n)).unwrap_or_default();
         let Ok((header, rest)) = wire::InHeader::read_from_prefix(bytes) else {
@@ -427,6 +430,9 @@ impl<H: Handler> Reader<H> {
         // Before the answer, on which the next request may follow.
         if let Role::Left(leave) = self.role.get() {
             self.role.set(self.shared.take_back(leave, here));
+        }
+        if answered && self.role.get() == Role::Reader {
+            self.shared.follower.answering(header.pid, polled);
         }
         match step {
             Step::Done(reply) => device.reply(header.unique, &reply, &self.out),

@@ -1,0 +1,227 @@
+//! Following the CPU of the program that makes the requests, on a machine whose CPUs are all busy.
+//!
+//! A request is two wake-ups: of the thread that reads it, and of the program that waits for the answer. If other
+//! programs keep every CPU busy and the two run on different CPUs, each of them queues behind those programs at every
+//! request. On one CPU the thread can run as soon as the program sleeps, and the program as soon as the thread does,
+//! for as long as the scheduler lets the two of them run. The kernel does not bring them together by itself: the
+//! wake-ups of FUSE are not marked as synchronous. So while requests come one after the other and polling finds few
+//! of them, the thread that answers looks now and then at where the program ran last, moves to that CPU, and leaves it
+//! to the scheduler to move it on.
+//!
+//! Guarantees: at most one look in [`LOOK_INTERVAL`], and none without requests; no move while a CPU is idle; the
+//! CPUs that the thread may use are afterwards those that they were. Where the program cannot be seen (it is in
+//! another namespace of processes, or there is no procfs) nothing is done. Knows nothing of the protocol.
+
+use std::{
+    fs::File,
+    io::Read,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use parking_lot::Mutex;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
+
+use crate::counters::Counters;
+
+/// How long after a look the next one is, at least. A look takes some 20 us.
+const LOOK_INTERVAL: Duration = Duration::from_millis(5);
+/// So many requests, a count, within so long are a stream. On a busy machine one request may take 20 ms.
+const STREAM_REQUESTS: u32 = 4;
+const STREAM_TIME: Duration = Duration::from_millis(100);
+/// Where the CPU stands in the status of a thread, an index of fields after its name (proc(5), field 39).
+const CPU_FIELD: usize = 36;
+/// Where the threads that are runnable stand in `/proc/loadavg`, an index of fields.
+const RUNNABLE_FIELD: usize = 3;
+
+/// Moves the thread that answers to the CPU of the program that asks.
+pub(crate) struct Follower {
+    /// CPUs that the threads may use, a count; zero: nothing is followed.
+    cpus: usize,
+    state: Mutex<FollowState>,
+    counters: Arc<Counters>,
+}
+
+/// What came since the last look.
+struct FollowState {
+    looked: Instant,
+    requests: u32,
+    /// Of these, the ones that polling found.
+    polled: u32,
+}
+
+impl Follower {
+    /// For `threads` that read at the same time. With several of them the kernel chooses which one it wakes.
+    pub(crate) fn new(threads: usize, counters: Arc<Counters>) -> Self {
+        let cpus = sched_getaffinity(None).map_or(1, |allowed| allowed.count() as usize);
+        let cpus = if threads == 1 && cpus > 1 { cpus } else { 0 };
+        Self { cpus, state: Mutex::new(FollowState::new(Instant::now())), counters }
+    }
+
+    /// To be called by the thread that is going to answer a request of the thread `caller`, which is 0 if it cannot be
+    /// seen from here. `polled`: the request was found by polling.
+    pub(crate) fn answering(&self, caller: u32, polled: bool) {
+        if self.cpus == 0 || !self.state.lock().is_due(polled, Instant::now()) || caller == 0 {
+            return;
+        }
+        let is_crowded = || runnable_threads().is_some_and(|n| n > self.cpus);
+        if is_crowded() && last_cpu(caller).is_some_and(move_to) {
+            self.counters.followed();
+        }
+    }
+}
+
+impl FollowState {
+    fn new(now: Instant) -> Self {
+        Self { looked: now, requests: 0, polled: 0 }
+    }
+
+    /// Counts a request; whether it is time to look.
+    fn is_due(&mut self, polled: bool, now: Instant) -> bool {
+        self.requests += 1;
+        self.polled += u32::from(polled);
+        let time = now.duration_since(self.looked);
+        if time >= STREAM_TIME {
+            *self = Self::new(now);
+            return false;
+        }
+        if time < LOOK_INTERVAL || self.requests < STREAM_REQUESTS {
+            return false;
+        }
+        let sleeps = self.polled * 2 < self.requests;
+        *self = Self::new(now);
+        sleeps
+    }
+}
+
+/// Threads that run or want to, of all programs.
+fn runnable_threads() -> Option<usize> {
+    let mut text = [0; 128];
+    let text = read_text("/proc/loadavg", &mut text)?;
+    text.split_ascii_whitespace().nth(RUNNABLE_FIELD)?.split_once('/')?.0.parse().ok()
+}
+
+/// The CPU on which a thread ran last.
+fn last_cpu(thread: u32) -> Option<usize> {
+    // A name of at most 64 bytes, which may hold anything, and 51 numbers of at most 20 digits.
+    let mut text = [0; 1200];
+    let text = read_text(&format!("/proc/{thread}/stat"), &mut text)?;
+    let (_, fields) = text.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(CPU_FIELD)?.parse().ok()
+}
+
+/// What one read of a file gives, from the first to the last character that is text.
+fn read_text<'b>(path: &str, buffer: &'b mut [u8]) -> Option<&'b str> {
+    let n = File::open(path).and_then(|mut file| file.read(buffer)).ok()?;
+    let read = buffer.get(..n)?;
+    // The name of a thread may be cut within a character.
+    let text = read.iter().rposition(|&b| b == b')').and_then(|end| read.get(end..)).unwrap_or(read);
+    std::str::from_utf8(text).ok()
+}
+
+/// Moves the calling thread to another CPU, if it may run there; whether it did.
+fn move_to(cpu: usize) -> bool {
+    if sched_getcpu() == cpu || cpu >= CpuSet::MAX_CPU {
+        return false;
+    }
+    let Ok(allowed) = sched_getaffinity(None) else { return false };
+    if !allowed.is_set(cpu) {
+        return false;
+    }
+    let mut there = CpuSet::new();
+    there.set(cpu);
+    if sched_setaffinity(None, &there).is_err() {
+        return false;
+    }
+    if let Err(e) = sched_setaffinity(None, &allowed) {
+        log::warn!("a thread that answers requests stays on CPU {cpu}: {e}");
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::thread;
+
+    use super::*;
+
+    /// The CPUs that this thread may use, if there are two at least.
+    fn two_cpus() -> Option<(CpuSet, usize, usize)> {
+        let allowed = sched_getaffinity(None).unwrap();
+        let mut cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu));
+        Some((allowed, cpus.next()?, cpus.next()?))
+    }
+
+    #[test]
+    fn a_thread_is_found_where_it_was_moved_and_may_go_on_from_there() {
+        thread::spawn(|| {
+            let Some((allowed, first, second)) = two_cpus() else { return };
+            let mut one = CpuSet::new();
+            for cpu in [second, first, second] {
+                one.clear();
+                one.set(cpu);
+                sched_setaffinity(None, &one).unwrap();
+                let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+                assert_eq!(last_cpu(tid), Some(cpu));
+                assert!(!move_to(first + second - cpu), "to a CPU that it may not use");
+                assert_eq!(sched_getaffinity(None).unwrap(), one);
+            }
+            let begin = Instant::now();
+            sched_setaffinity(None, &allowed).unwrap();
+            // Somebody else may move it meanwhile.
+            while !move_to(first) {
+                assert!(begin.elapsed() < Duration::from_secs(20), "never moved to CPU {first}");
+                one.clear();
+                one.set(second);
+                sched_setaffinity(None, &one).unwrap();
+                sched_setaffinity(None, &allowed).unwrap();
+            }
+            assert_eq!(sched_getaffinity(None).unwrap(), allowed);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn names_of_threads_may_hold_anything() {
+        thread::spawn(|| {
+            for name in [c"a) R 1 2 3", c"(((", c"\xc3\x28 )"] {
+                rustix::thread::set_name(name).unwrap();
+                let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+                assert!(last_cpu(tid).is_some(), "{name:?}");
+            }
+        })
+        .join()
+        .unwrap();
+        assert_eq!(last_cpu(0), None);
+        assert!(runnable_threads().unwrap() >= 1);
+    }
+
+    #[test]
+    fn only_a_stream_that_is_not_polled_is_followed() {
+        let begin = Instant::now();
+        let after = |ms| begin + Duration::from_millis(ms);
+        // Whether the last of requests at these times makes the thread look.
+        let looks = |polled: &[bool], times: &[u64]| {
+            let mut state = FollowState::new(begin);
+            polled
+                .iter()
+                .zip(times)
+                .map(|(&polled, &time)| state.is_due(polled, after(time)))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(looks(&[false; 5], &[1, 2, 3, 6, 7]), [false, false, false, true, false]);
+        assert_eq!(looks(&[false; 4], &[1, 2, 3, 4]), [false; 4], "too early");
+        assert_eq!(looks(&[false; 3], &[20, 40, 60]), [false; 3], "too few");
+        assert_eq!(looks(&[false; 5], &[101, 202, 303, 404, 505]), [false; 5], "too rare");
+        assert_eq!(looks(&[true, true, false, false], &[1, 2, 3, 6]), [false; 4], "polling finds them");
+        assert_eq!(looks(&[true, false, false, false], &[1, 2, 3, 6]), [false, false, false, true]);
+    }
+
+    #[test]
+    fn several_readers_follow_nobody() {
+        assert_eq!(Follower::new(2, Arc::default()).cpus, 0);
+    }
+}

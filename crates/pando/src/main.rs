@@ -7,7 +7,8 @@
 //!
 //! Called by another name it is a helper of mount(8) and its like: see `helper`.
 //!
-//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `idle_memory`, `place`, `below`; `image`,
+//! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `idle_memory`, `session_nice`, `place`,
+//! `below`; `image`,
 //! `offline`, `change`, `report`, `tree`, `stream`; `cmd`; `help`, `helper`.
 
 mod below;
@@ -27,6 +28,7 @@ mod offline;
 mod one_version;
 mod place;
 mod report;
+mod session_nice;
 mod size;
 mod stream;
 mod tree;

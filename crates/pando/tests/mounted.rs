@@ -342,6 +342,33 @@ fn every_way_to_unmount_leaves_a_clean_image_that_can_be_mounted_at_once() {
     b.ok(&["check", "a.img"]);
 }
 
+/// The daemon does the work of all programs that use the mount, and gets more of busy CPUs than one of them.
+#[test]
+fn the_session_of_a_daemon_has_the_nice_value_that_was_asked_for() {
+    let b = mounted!();
+    let nice = || {
+        let group = fs::read_to_string(format!("/proc/{}/autogroup", b.daemon())).ok()?;
+        Some(group.trim_end().rsplit_once(' ')?.1.parse::<i32>().unwrap())
+    };
+    if nice().is_none() || !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: no autogroups in this kernel, or not root");
+        return;
+    }
+    let own = fs::read_to_string("/proc/self/autogroup").unwrap();
+    assert_eq!(nice(), Some(-10));
+    for (option, want) in [("session_nice=0", 0), ("session_nice=-3", -3), ("session_nice=19", 19)] {
+        b.umount();
+        b.ok(&["mount", "-o", option, "a.img", "m"]);
+        assert_eq!(nice(), Some(want));
+    }
+    b.umount();
+    for wrong in ["session_nice=20", "session_nice=-21", "session_nice=", "session_nice=much"] {
+        b.fails(&["mount", "-o", wrong, "a.img", "m"], 2, "a whole number from -20 to 19");
+    }
+    b.fails(&["mount", "-f", "-o", "session_nice=1", "a.img", "m"], 2, "does not go with --foreground");
+    assert_eq!(fs::read_to_string("/proc/self/autogroup").unwrap(), own, "the session of the caller");
+}
+
 #[test]
 fn a_busy_mount_is_not_unmounted_unless_asked_for_force() {
     let b = mounted!();

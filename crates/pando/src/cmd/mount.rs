@@ -26,7 +26,7 @@ use crate::{
     exit::{self, Coded},
     guard, idle_memory, image, logging, memory,
     one_version::{self, Version},
-    place, report,
+    place, report, session_nice,
     size::Size,
 };
 
@@ -93,6 +93,10 @@ use crate::{
                      takes longer than a request in a virtual machine (auto: if
                      root mounts in a guest with the haltpoll driver and at
                      most 16 CPUs)
+  session_nice=N     nice value, -20 to 19, of the daemon's session, which says how
+                     much of the CPUs the daemon gets while others keep them busy
+                     (-10 if root mounts, else 0); see sched(7), autogroup. Not
+                     with --foreground
 
 The daemon ends when the file system is unmounted. SIZE is as for pando mkfs.
 
@@ -147,14 +151,20 @@ pub struct Options {
     pub settings: Settings,
     cache: Option<Size>,
     log_file: Option<PathBuf>,
+    session_nice: Option<i32>,
     version: Option<Version>,
 }
 
 impl Options {
     /// The options in `list`, separated by commas; later ones win. What is not known is passed over if `sloppy`.
     pub fn parse(list: &str, sloppy: bool) -> Result<Options> {
-        let mut options =
-            Options { settings: Settings::default(), cache: None, log_file: None, version: None };
+        let mut options = Options {
+            settings: Settings::default(),
+            cache: None,
+            log_file: None,
+            session_nice: None,
+            version: None,
+        };
         for option in one_version::options(list) {
             match option.split_once('=') {
                 Some(("cache", size)) => {
@@ -162,6 +172,11 @@ impl Options {
                     options.cache = Some(size);
                 }
                 Some(("log_file", file)) => options.log_file = Some(file.into()),
+                Some(("session_nice", nice)) => {
+                    let nice = nice.parse().ok().filter(|nice| (-20..=19).contains(nice));
+                    let wrong = || Coded(exit::USAGE, format!("{option}: is a whole number from -20 to 19"));
+                    options.session_nice = Some(nice.ok_or_else(wrong)?);
+                }
                 Some(("snapshot", version)) => options.version = Some(version.parse()?),
                 _ => match options.settings.apply(option) {
                     Err(pando_fuse::Error::Option(_)) if sloppy => {}
@@ -180,6 +195,10 @@ pub fn run(args: &Args) -> Result<()> {
         log_file: args.log_file.clone().or(options.log_file),
         ..args.clone()
     };
+    if args.foreground && options.session_nice.is_some() {
+        let text = "session_nice=: does not go with --foreground, where the session is that of your terminal";
+        return Err(Coded(exit::USAGE, text.into()).into());
+    }
     let settings = options.settings;
     if settings.allow_other && settings.default_permissions == Some(false) && !args.daemon {
         crate::exit::tell!(
@@ -198,7 +217,7 @@ pub fn run(args: &Args) -> Result<()> {
     match options.version {
         // The program that has started the daemon sees to the version.
         Some(version) if !args.daemon => mount_version(args, &version, &image, &dir),
-        _ if args.foreground || args.daemon => serve(args, settings, &image, &dir),
+        _ if args.foreground || args.daemon => serve(args, settings, options.session_nice, &image, &dir),
         _ => start_daemon(args, &image, &dir),
     }
 }
@@ -270,11 +289,15 @@ fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
     }
 }
 
-fn serve(args: &Args, settings: Settings, image: &Path, dir: &Path) -> Result<()> {
+fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Path, dir: &Path) -> Result<()> {
     if args.daemon {
         // The parent's terminal must not end it. Fails only for a group leader, which a child is not.
-        let _ = rustix::process::setsid();
+        let own_session = rustix::process::setsid().is_ok();
         logging::to_daemon_log(args.log_file.as_deref()).context("opening the log")?;
+        if own_session {
+            session_nice::set(session_nice)
+                .with_context(|| format!("session_nice={}", session_nice.unwrap_or_default()))?;
+        }
         std::env::set_current_dir("/")?;
     } else {
         logging::to_terminal();

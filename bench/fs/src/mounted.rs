@@ -76,8 +76,9 @@ impl Mounted {
             mounted.is_mounted = true;
             return Ok(mounted);
         }
-        let mut command = process::in_group(how.group.as_deref(), &how.pando);
-        command.args(["mount", "--foreground", "-o", how.kind.options()]);
+        // A session of its own, as a daemon and a service have.
+        let mut command = process::in_group(how.group.as_deref(), Path::new("setsid"));
+        command.arg(&how.pando).args(["mount", "--foreground", "-o", how.kind.options()]);
         if let Some(options) = &how.pando_options {
             command.args(["-o", options]);
         }

@@ -5,26 +5,35 @@
 //! system of the kernel does that work in the time of the programs that ask for it, and in threads of the kernel. So
 //! the daemon asks for a larger share. Without autogroups nothing is done. Uses procfs only.
 
-use std::{fs, io};
+use std::{fs, path::Path};
+
+use anyhow::{Result, anyhow};
+use nix::unistd::{getpid, getsid};
 
 /// The nice value of the daemon's session, as a count of the levels of nice(2), unless another one is asked for.
 const DEFAULT_NICE: i32 = -10;
 /// Writing here gives the session of this process a nice value.
 const AUTOGROUP_FILE: &str = "/proc/self/autogroup";
 
-/// Gives the session of this process, which must be that of a daemon, the nice value `wanted`, or the usual one if this
-/// user may. Fails if `wanted` is refused.
-pub fn set(wanted: Option<i32>) -> io::Result<()> {
+/// Gives the session of this process the nice value `wanted`, or the usual one if this user may.
+///
+/// A session that another process leads, as a terminal's, is left alone. Fails if a value is `wanted` that is refused,
+/// or that such a session would have to be given.
+pub fn set(wanted: Option<i32>) -> Result<()> {
     let nice = wanted.unwrap_or(DEFAULT_NICE);
-    match fs::write(AUTOGROUP_FILE, nice.to_string()) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            log::debug!("session_nice={nice}: this kernel has no autogroups");
-            Ok(())
-        }
-        Err(e) if wanted.is_none() => {
-            log::debug!("session_nice={nice}: {e}");
-            Ok(())
-        }
-        set => set,
+    // Of a session beyond this namespace of processes the id is 0, which rustix cannot tell.
+    let done = if getsid(None).is_ok_and(|session| session == getpid()) {
+        fs::write(AUTOGROUP_FILE, nice.to_string()).map_err(anyhow::Error::from)
+    } else {
+        Err(anyhow!(
+            "other programs belong to this session too; start it by setsid(1), or without --foreground"
+        ))
+    };
+    let Err(e) = done else { return Ok(()) };
+    let no_autogroups = !Path::new(AUTOGROUP_FILE).exists();
+    if wanted.is_none() || no_autogroups {
+        log::debug!("session_nice={nice}: {e:#}");
+        return Ok(());
     }
+    Err(e.context(format!("session_nice={nice}")))
 }

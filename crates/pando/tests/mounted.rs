@@ -365,7 +365,19 @@ fn the_session_of_a_daemon_has_the_nice_value_that_was_asked_for() {
     for wrong in ["session_nice=20", "session_nice=-21", "session_nice=", "session_nice=much"] {
         b.fails(&["mount", "-o", wrong, "a.img", "m"], 2, "a whole number from -20 to 19");
     }
-    b.fails(&["mount", "-f", "-o", "session_nice=1", "a.img", "m"], 2, "does not go with --foreground");
+    b.fails(
+        &["mount", "-f", "-o", "session_nice=1", "a.img", "m"],
+        1,
+        "other programs belong to this session",
+    );
+    // As a service is started.
+    let mut service = Command::new("setsid");
+    service.arg(b.command(&[]).get_program()).args(["mount", "-f", "a.img", "m"]).current_dir(b.path(""));
+    let mut service = service.spawn().unwrap();
+    b.sh("until grep -q \" $PWD/m \" /proc/mounts; do sleep 0.01; done");
+    assert_eq!((nice(), b.daemon()), (Some(-10), service.id()));
+    b.umount();
+    assert!(service.wait().unwrap().success());
     assert_eq!(fs::read_to_string("/proc/self/autogroup").unwrap(), own, "the session of the caller");
 }
 

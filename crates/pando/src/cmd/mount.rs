@@ -95,8 +95,8 @@ use crate::{
                      most 16 CPUs)
   session_nice=N     nice value, -20 to 19, of the daemon's session, which says how
                      much of the CPUs the daemon gets while others keep them busy
-                     (-10 if root mounts, else 0); see sched(7), autogroup. Not
-                     with --foreground
+                     (-10 if root mounts, else 0); see sched(7), autogroup. With
+                     --foreground only as a session of its own, as a service is
 
 The daemon ends when the file system is unmounted. SIZE is as for pando mkfs.
 
@@ -195,10 +195,6 @@ pub fn run(args: &Args) -> Result<()> {
         log_file: args.log_file.clone().or(options.log_file),
         ..args.clone()
     };
-    if args.foreground && options.session_nice.is_some() {
-        let text = "session_nice=: does not go with --foreground, where the session is that of your terminal";
-        return Err(Coded(exit::USAGE, text.into()).into());
-    }
     let settings = options.settings;
     if settings.allow_other && settings.default_permissions == Some(false) && !args.daemon {
         crate::exit::tell!(
@@ -292,16 +288,13 @@ fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
 fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Path, dir: &Path) -> Result<()> {
     if args.daemon {
         // The parent's terminal must not end it. Fails only for a group leader, which a child is not.
-        let own_session = rustix::process::setsid().is_ok();
+        let _ = rustix::process::setsid();
         logging::to_daemon_log(args.log_file.as_deref()).context("opening the log")?;
-        if own_session {
-            session_nice::set(session_nice)
-                .with_context(|| format!("session_nice={}", session_nice.unwrap_or_default()))?;
-        }
         std::env::set_current_dir("/")?;
     } else {
         logging::to_terminal();
     }
+    session_nice::set(session_nice)?;
     idle_memory::give_back_when_idle();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let options = MountOptions::default()

@@ -76,9 +76,8 @@ impl Mounted {
             mounted.is_mounted = true;
             return Ok(mounted);
         }
-        // A session of its own, as a daemon and a service have.
-        let mut command = process::in_group(how.group.as_deref(), Path::new("setsid"));
-        command.arg(&how.pando).args(["mount", "--foreground", "-o", how.kind.options()]);
+        let mut command = process::in_group(how.group.as_deref(), &how.pando);
+        command.args(["mount", "--foreground", "-o", how.kind.options()]);
         if let Some(options) = &how.pando_options {
             command.args(["-o", options]);
         }
@@ -88,7 +87,7 @@ impl Mounted {
         command.arg(&how.device).arg(&how.point);
         let (log, point) = (how.log.clone(), how.point.clone());
         // From here on it is undone if it does not come to a mount.
-        let daemon = mounted.daemon.insert(Own::start(&mut process::logged(command, &log)?)?);
+        let daemon = mounted.daemon.insert(Own::start_session(&mut process::logged(command, &log)?)?);
         let start = Instant::now();
         while !is_mount_point(&point)? {
             if let Some(status) = daemon.try_wait()? {

@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal, setsid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 /// The first argument of a process that enters a control group and becomes another program.
@@ -53,8 +53,18 @@ pub struct Own {
 impl Own {
     /// Starts it.
     pub fn start(command: &mut Command) -> Result<Self> {
+        Self::start_grouped(command.process_group(0))
+    }
+
+    /// Starts a command of [`in_group`], which makes a session of its own, as daemons and services have.
+    pub fn start_session(command: &mut Command) -> Result<Self> {
+        Self::start_grouped(command)
+    }
+
+    /// Starts what is going to lead a process group.
+    fn start_grouped(command: &mut Command) -> Result<Self> {
         let name = format!("{command:?}");
-        let child = command.process_group(0).spawn().with_context(|| format!("starting {name}"))?;
+        let child = command.spawn().with_context(|| format!("starting {name}"))?;
         Ok(Self { child, name, ended: false })
     }
 
@@ -96,6 +106,8 @@ impl Drop for Own {
         if let Some(group) = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw) {
             let _gone_already = kill_process_group(group, Signal::KILL);
         }
+        // It may not lead its group yet.
+        let _gone_already = self.child.kill();
         let _status = self.child.wait();
     }
 }
@@ -175,6 +187,8 @@ pub fn in_group(group: Option<&Path>, program: &Path) -> Command {
 pub fn enter(words: &[String]) -> Result<()> {
     let [group, program, arguments @ ..] = words else { bail!("no group and program are named") };
     set_parent_process_death_signal(Some(Signal::TERM))?;
+    // Fails for what leads a process group already, which has no need of a session.
+    let _leads_a_group = setsid();
     if !group.is_empty() {
         pando_bench_common::cgroup::join(group.as_ref())?;
     }

@@ -5,6 +5,7 @@ mod common;
 
 use std::{
     fs,
+    process::Command,
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
@@ -13,6 +14,7 @@ use common::World;
 use nix::sys::resource::{UsageWho, getrusage};
 use pando_fuse::{HaltPoll, Kind, Settings};
 use parking_lot::Mutex;
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 /// CPU time is that of the process, so one test at a time.
@@ -208,4 +210,36 @@ fn a_program_is_followed_on_a_busy_machine() {
         });
         assert!(world.polling().followed > 2, "{poll:?}: {:?}", world.polling());
     }
+}
+
+/// A program that becomes another one closes files, for whose answer it waits, while nobody can see what it is doing.
+#[test]
+fn a_program_that_becomes_another_one_is_not_waited_for() {
+    let _alone = ALONE.lock();
+    let Some(world) = World::with(Settings::default()) else { return };
+    let file = fs::File::create(world.path("open")).unwrap();
+    let (done, ended) = std::sync::mpsc::channel();
+    beside_busy_programs(|| {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..100 {
+                    for _ in 0..4 {
+                        let _absent = fs::metadata(world.path("absent"));
+                    }
+                    // A look is due then.
+                    std::thread::sleep(Duration::from_millis(6));
+                    std::io::Write::write_all(&mut &file, b"x").unwrap();
+                    // Its copy of the descriptor is closed by exec.
+                    assert!(Command::new("true").status().unwrap().success());
+                }
+                done.send(()).unwrap();
+            });
+            let in_time = ended.recv_timeout(Duration::from_secs(120));
+            if in_time.is_err() {
+                // Ends the connection: else what waits for it could not even be killed.
+                unmount(world.root(), UnmountFlags::FORCE | UnmountFlags::DETACH).unwrap();
+            }
+            in_time.expect("a program became another one, and waited for two minutes");
+        });
+    });
 }

@@ -8,18 +8,26 @@
 //! of them, the thread that answers looks now and then at where the program ran last, moves to that CPU, and leaves it
 //! to the scheduler to move it on.
 //!
-//! Guarantees: at most one look in [`LOOK_INTERVAL`], and none without requests; no move while a CPU is idle; the
-//! CPUs that the thread may use are afterwards those that they were. Where the program cannot be seen (it is in
-//! another namespace of processes, or there is no procfs) nothing is done. Knows nothing of the protocol.
+//! Where a program ran last is told by `/proc/TID/stat` alone, and reading that waits as long as the program is being
+//! replaced by another one (execve(2)), while it may wait for an answer of ours. So a thread of its own reads it, and
+//! what it found counts for one of the next answers.
+//!
+//! Guarantees: at most one look in [`LOOK_INTERVAL`], and none without requests; no move while a CPU is idle; a thread
+//! that answers never waits for another program; the CPUs that it may use are after a move those that they were. Where
+//! the program cannot be seen (it is in another namespace of processes, or there is no procfs) nothing is done. Knows
+//! nothing of the protocol.
 
 use std::{
     fs::File,
     io::Read,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
 use crate::counters::Counters;
@@ -39,6 +47,7 @@ pub(crate) struct Follower {
     /// CPUs that the threads may use, a count; zero: nothing is followed.
     cpus: usize,
     state: Mutex<FollowState>,
+    lookout: Arc<Lookout>,
     counters: Arc<Counters>,
 }
 
@@ -48,6 +57,24 @@ struct FollowState {
     requests: u32,
     /// Of these, the ones that polling found.
     polled: u32,
+    /// There is a thread that looks, or there can be none.
+    started: bool,
+}
+
+/// What is shared with the thread that looks.
+#[derive(Default)]
+struct Lookout {
+    asked: Mutex<LookOrder>,
+    changed: Condvar,
+    /// The CPU that it found and that was not used yet, plus one; zero if there is none.
+    found: AtomicUsize,
+}
+
+/// What the thread that looks is to do.
+#[derive(Default)]
+struct LookOrder {
+    thread: Option<u32>,
+    ended: bool,
 }
 
 impl Follower {
@@ -55,25 +82,77 @@ impl Follower {
     pub(crate) fn new(threads: usize, counters: Arc<Counters>) -> Self {
         let cpus = sched_getaffinity(None).map_or(1, |allowed| allowed.count() as usize);
         let cpus = if threads == 1 && cpus > 1 { cpus } else { 0 };
-        Self { cpus, state: Mutex::new(FollowState::new(Instant::now())), counters }
+        let state = Mutex::new(FollowState::new(Instant::now()));
+        Self { cpus, state, lookout: Arc::default(), counters }
     }
 
     /// To be called by the thread that is going to answer a request of the thread `caller`, which is 0 if it cannot be
     /// seen from here. `polled`: the request was found by polling.
     pub(crate) fn answering(&self, caller: u32, polled: bool) {
-        if self.cpus == 0 || !self.state.lock().is_due(polled, Instant::now()) || caller == 0 {
+        if self.cpus == 0 {
             return;
         }
-        let is_crowded = || runnable_threads().is_some_and(|n| n > self.cpus);
-        if is_crowded() && last_cpu(caller).is_some_and(move_to) {
+        if self.lookout.take().is_some_and(move_to) {
             self.counters.followed();
+        }
+        let mut state = self.state.lock();
+        if !state.is_due(polled, Instant::now()) || caller == 0 {
+            return;
+        }
+        if runnable_threads().is_none_or(|n| n <= self.cpus) {
+            return;
+        }
+        if !std::mem::replace(&mut state.started, true) {
+            let lookout = self.lookout.clone();
+            let look = move || lookout.run();
+            // Not joined: it may wait for a program that waits for somebody else. The process ends without it.
+            if let Err(e) = std::thread::Builder::new().name("pando-follow".into()).spawn(look) {
+                log::warn!("programs are not followed to their CPUs: {e}");
+            }
+        }
+        self.lookout.ask(caller);
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.lookout.asked.lock().ended = true;
+        self.lookout.changed.notify_one();
+    }
+}
+
+impl Lookout {
+    /// Has it look where `thread` is, when it has looked for the one before.
+    fn ask(&self, thread: u32) {
+        self.asked.lock().thread = Some(thread);
+        self.changed.notify_one();
+    }
+
+    /// The CPU that was found last, once.
+    fn take(&self) -> Option<usize> {
+        if self.found.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        self.found.swap(0, Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Looks, whenever it is asked, until the end.
+    fn run(&self) {
+        let mut asked = self.asked.lock();
+        while !asked.ended {
+            let Some(thread) = asked.thread.take() else {
+                self.changed.wait(&mut asked);
+                continue;
+            };
+            let cpu = MutexGuard::unlocked(&mut asked, || last_cpu(thread));
+            self.found.store(cpu.map_or(0, |cpu| cpu + 1), Ordering::Relaxed);
         }
     }
 }
 
 impl FollowState {
     fn new(now: Instant) -> Self {
-        Self { looked: now, requests: 0, polled: 0 }
+        Self { looked: now, requests: 0, polled: 0, started: false }
     }
 
     /// Counts a request; whether it is time to look.
@@ -81,16 +160,13 @@ impl FollowState {
         self.requests += 1;
         self.polled += u32::from(polled);
         let time = now.duration_since(self.looked);
-        if time >= STREAM_TIME {
-            *self = Self::new(now);
-            return false;
-        }
-        if time < LOOK_INTERVAL || self.requests < STREAM_REQUESTS {
+        let is_stream = time < STREAM_TIME;
+        if is_stream && (time < LOOK_INTERVAL || self.requests < STREAM_REQUESTS) {
             return false;
         }
         let sleeps = self.polled * 2 < self.requests;
-        *self = Self::new(now);
-        sleeps
+        *self = Self { started: self.started, ..Self::new(now) };
+        is_stream && sleeps
     }
 }
 
@@ -101,7 +177,7 @@ fn runnable_threads() -> Option<usize> {
     text.split_ascii_whitespace().nth(RUNNABLE_FIELD)?.split_once('/')?.0.parse().ok()
 }
 
-/// The CPU on which a thread ran last.
+/// The CPU on which a thread ran last. Waits while that thread becomes another program.
 fn last_cpu(thread: u32) -> Option<usize> {
     // A name of at most 64 bytes, which may hold anything, and 51 numbers of at most 20 digits.
     let mut text = [0; 1200];

@@ -5,14 +5,17 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::Read,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
     path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use super::common::{World, errno, mapped::Map};
-use pando_fs::{Caller, ModeChange, TreeChange};
+use pando_fs::{Caller, FileHandle, ModeChange, TreeChange};
 use pando_fuse::{
     Kind,
     control::ControlRequest,
@@ -210,6 +213,51 @@ fn copy_file_range_copies_what_mappings_were_told() {
     assert_eq!(byte_at(&File::open(w.path("dst")).unwrap(), 2), 0);
     assert_eq!(rustix::fs::copy_file_range(&src, Some(&mut from), &dst, Some(&mut to), 5).unwrap(), 5);
     assert_eq!(fs::read(w.path("dst")).unwrap()[..6], *b"\0\0new\0");
+}
+
+#[test]
+fn seeking_data_finds_what_mappings_were_told() {
+    let w = world!();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(w.path("f")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let map = Map::new(&file, 1 << 20, true);
+    map.set(512 << 10, 9);
+    // SAFETY: the descriptor is open.
+    let at = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_DATA) };
+    assert!((1..=512 << 10).contains(&at), "data is at {at}, not at half of the file");
+}
+
+/// Who syncs the root of the mount syncs everything.
+#[test]
+fn a_sync_of_the_root_stores_what_the_kernel_keeps_of_all_files() {
+    let w = world!();
+    fs::create_dir(w.path("d")).unwrap();
+    let file = File::create(w.path("d/f")).unwrap();
+    file.write_all_at(b"kept", 0).unwrap();
+    File::open(w.root()).unwrap().sync_all().unwrap();
+    let stored = w.fs().resolve("/d/f".as_ref()).unwrap().ino;
+    let data = w.fs().read(FileHandle(0), stored, 0, 100).unwrap();
+    w.fs().forget(stored, 1);
+    assert_eq!(&data[..], b"kept");
+}
+
+/// The kernel returns all references of an inode when it drops it: otherwise removed files would take memory, and space
+/// in the store, as long as the mount lasts.
+#[test]
+fn files_that_are_gone_are_forgotten() {
+    const FILES: u64 = 200;
+    let w = world!();
+    let path = |i: u64| w.path(&format!("f{i}"));
+    for i in 0..FILES {
+        fs::write(path(i), b"x").unwrap();
+    }
+    assert!(w.fs().stats().unwrap().inodes_in_memory as u64 > FILES);
+    (0..FILES).for_each(|i| fs::remove_file(path(i)).unwrap());
+    let begin = Instant::now();
+    while w.fs().stats().unwrap().inodes_in_memory as u64 > FILES / 10 {
+        assert!(begin.elapsed() < Duration::from_secs(20), "inodes are kept: {:?}", w.fs().stats());
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

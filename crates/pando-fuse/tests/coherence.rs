@@ -251,10 +251,10 @@ fn files_that_are_gone_are_forgotten() {
     for i in 0..FILES {
         fs::write(path(i), b"x").unwrap();
     }
-    assert!(w.fs().stats().unwrap().inodes_in_memory as u64 > FILES);
+    assert!(w.fs().stats().unwrap().inodes_in_memory > FILES);
     (0..FILES).for_each(|i| fs::remove_file(path(i)).unwrap());
     let begin = Instant::now();
-    while w.fs().stats().unwrap().inodes_in_memory as u64 > FILES / 10 {
+    while w.fs().stats().unwrap().inodes_in_memory > FILES / 10 {
         assert!(begin.elapsed() < Duration::from_secs(20), "inodes are kept: {:?}", w.fs().stats());
         std::thread::sleep(Duration::from_millis(10));
     }
@@ -350,6 +350,24 @@ fn a_single_file_can_be_replaced_while_it_is_cached() {
     assert!(fs::read(w.path("b")).unwrap() == vec![1; 300_000]);
     wo(&w.path("b")).write_all_at(&[3], 5).unwrap();
     assert_eq!((fs::read(w.path("a")).unwrap()[5], fs::read(w.path("b")).unwrap()[5]), (1, 3));
+}
+
+#[test]
+fn an_open_file_of_a_tree_that_is_gone_has_no_name() {
+    let w = world!();
+    for replaced in [false, true] {
+        for dir in ["d", "other"] {
+            fs::create_dir_all(w.path(dir)).unwrap();
+        }
+        fs::write(w.path("d/f"), b"x").unwrap();
+        let file = File::open(w.path("d/f")).unwrap();
+        assert_eq!(file.metadata().unwrap().nlink(), 1);
+        match replaced {
+            true => w.clone_tree("other", "d", true).map(drop).unwrap(),
+            false => w.remove_tree("d").map(drop).unwrap(),
+        }
+        assert_eq!(file.metadata().unwrap().nlink(), 0, "replaced {replaced}");
+    }
 }
 
 #[test]

@@ -294,6 +294,28 @@ fn a_clone_carries_its_count_and_is_counted_where_it_is() {
     s.check();
 }
 
+/// A tree that was cloned below a quota has an account, and is no root of a lineage: files in it may get names outside.
+#[test]
+fn a_file_with_a_new_name_outside_leaves_the_account_of_its_tree() {
+    let s = Scene::new();
+    for dir in ["/q", "/q/t"] {
+        s.mkdir(dir);
+    }
+    s.set("/q", 1 << 20);
+    s.write("/q/t/f", 0, 100 << 10);
+    s.clone("/q/t", "/q/copy").unwrap();
+    assert_eq!(s.used("/q"), 200 * KIB);
+    let (dir, name) = s.split("/q/f");
+    s.fs.link(&me(), s.ino("/q/t/f"), dir, name).unwrap();
+    assert_eq!(s.used("/q"), 200 * KIB);
+    s.check();
+    let (dir, name) = s.split("/q/t");
+    s.fs.remove_tree(&me(), dir, name).unwrap();
+    s.fs.count_links().unwrap();
+    assert_eq!(s.used("/q"), 200 * KIB, "the file has a name");
+    s.check();
+}
+
 #[test]
 fn linked_files_are_counted_once_and_do_not_leave_a_quota() {
     let s = Scene::new();

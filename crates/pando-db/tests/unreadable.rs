@@ -13,7 +13,7 @@ use std::{
 
 use bytes::Bytes;
 use pando_db::{
-    Backup, Batch, CreateOptions, Db, Error, InspectOptions, Options,
+    Backup, Batch, CreateOptions, Db, EdgeInfo, Error, InspectOptions, NodeInfo, Options, PathInfo,
     device::{Device, DeviceCall, HookedDevice, MemDevice},
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -626,4 +626,67 @@ fn what_a_checkpoint_cannot_read_is_there_when_the_device_can() {
         assert!(left <= u64::from(node_size), "{left} bytes of nodes");
         db.close().unwrap();
     }
+}
+
+/// Nodes that two trees share are looked through for what neither shows. Meanwhile the nodes that lead one of the trees
+/// to them cannot be read. What that tree shows must be there when they can.
+#[test]
+fn what_a_node_that_cannot_be_read_for_a_while_shows_is_there_when_it_can() {
+    let mut store = Store::new(16 << 10, 12_000, 100, 50);
+    let db = store.open();
+    db.clone_prefix("k/", "c/").unwrap();
+    let clone_of = |key: &[u8]| [b"c", &key[1..]].concat();
+    let cloned: Vec<_> = store.pairs.iter().map(|(key, value)| (clone_of(key), value.clone())).collect();
+    store.pairs.extend(cloned);
+    db.checkpoint().unwrap();
+    // The clone gets interior nodes of its own, and leaves that it shares.
+    (0..12_000).step_by(10).for_each(|i| store.put(&db, clone_of(&key(i)), 100));
+    db.settle().unwrap();
+    db.checkpoint().unwrap();
+    let all = InspectOptions { limit: usize::MAX, ..InspectOptions::default() };
+    let nodes = db.inspect(&all).unwrap().nodes;
+    let shared: Vec<u64> = nodes.iter().filter(|node| node.references > 1).map(|node| node.id).collect();
+    let leads_there = |node: &&NodeInfo| {
+        let in_clone = |path: &PathInfo| path.shown.lo.starts_with(b"c/");
+        let to = |edge: &EdgeInfo| edge.child.as_ref().is_some_and(|child| shared.contains(&child.node));
+        (node.height, node.references) == (1, 1)
+            && node.path.as_ref().is_some_and(in_clone)
+            && node.content.as_ref().is_ok_and(|content| content.edges.iter().any(to))
+    };
+    let bad: Vec<_> = nodes.iter().filter(leads_there).flat_map(|node| &node.extents).cloned().collect();
+    assert!(bad.len() > 5, "the clone has {} nodes of its own over shared leaves", bad.len());
+    db.close().unwrap();
+    drop(db);
+
+    let bad = Arc::new(Mutex::new(bad));
+    let places = bad.clone();
+    let flaky = HookedDevice::new(store.device.clone(), false, move |call| {
+        let hit = |range: &Range<u64>| {
+            let places = places.lock().unwrap();
+            places.iter().any(|bad| bad.offset < range.end && range.start < bad.offset + bad.len)
+        };
+        match call {
+            DeviceCall::Read(range) if hit(range) => Err(io::Error::from_raw_os_error(5)),
+            _ => Ok(()),
+        }
+    });
+    let db = Db::open(Arc::new(flaky), options()).unwrap();
+    // Of each shared leaf the origin shows a part only.
+    for i in (0..12_000).step_by(200) {
+        let deleted = key(i + 40)..key(i + 160);
+        let mut batch = Batch::new();
+        batch.delete_range(deleted.start.clone(), Some(deleted.end.clone().into()));
+        db.write(batch).unwrap();
+        store.pairs.retain(|pair, _| !deleted.contains(pair));
+    }
+    let hidden = (0..12_000).filter(|i| matches!(db.get(&clone_of(&key(*i))), Err(Error::Io { .. }))).count();
+    assert!(hidden > 100, "only {hidden} keys cannot be read");
+    db.settle().unwrap();
+    db.checkpoint().unwrap();
+    bad.lock().unwrap().clear();
+    assert_eq!(store.unreadable(&db), Vec::<Vec<u8>>::new());
+    assert_eq!(db.range(b"", None).count(), store.pairs.len());
+    db.settle().unwrap();
+    db.close().unwrap();
+    assert!(store.unreadable(&store.open()).is_empty());
 }

@@ -46,7 +46,7 @@ pub(crate) struct LostNames {
     lost: Option<(HashMap<u64, u32>, CountingClaim)>,
 }
 
-/// A file of a link area that had no name when a count began, and was not in memory when it was read.
+/// A file of a link area that had no name when a count began.
 struct Nameless {
     id: u64,
     /// Names that its record said it had: fewer than now, if it got one since.
@@ -296,8 +296,7 @@ impl Fs {
             let id = path::link_id_of(&area, key).ok_or(damaged("impossible key"))?;
             let record = Record::decode(value).map_err(damaged)?;
             let count = named.get(&id).copied().unwrap_or(0);
-            let ino = self.lineages.identity(&self.db, root.lineage, &record)?.0;
-            if count == 0 && self.table.find(ino).is_none() {
+            if count == 0 {
                 nameless.push(Nameless { id, nlink: record.nlink });
             } else {
                 self.drop_nameless(root, &mut nameless)?;
@@ -316,9 +315,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Removes files of a link area that have no name and are not in memory, so no call can reach them; they are given
-    /// in ascending order, without other files between them. Since they were read, one may have got a name again by a
-    /// call that had it in memory: from that one the names are subtracted that it does not have.
+    /// Removes files of a link area that had no name when the count began and that no call can reach; they are given in
+    /// ascending order, without other files between them. One may be in memory, and may have got a name again since by
+    /// a call that had it there: from that one the names are subtracted that it does not have.
     fn drop_nameless(&self, root: &InodeRef, files: &mut Vec<Nameless>) -> Result<()> {
         let files = std::mem::take(files);
         let (Some(first), Some(last)) = (files.first(), files.last()) else { return Ok(()) };

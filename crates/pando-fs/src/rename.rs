@@ -270,8 +270,10 @@ impl Fs {
         if record.kind == FileKind::Directory {
             let below = path::contents(&at.contents, from.name)?;
             if record.clone_id != 0 {
-                // The directory takes its link area along, so it must stay the root of that lineage.
-                keep_root = around.0 != around.1 && self.has_link_area(&below)?;
+                // The directory takes its link area along, so it must stay the root of that lineage. So must one with a
+                // quota, which no linked file leaves.
+                let has_quota = record.account.is_some_and(|account| account.limit.is_some());
+                keep_root = around.0 != around.1 && (has_quota || self.has_link_area(&below)?);
             } else if let Some(domain) = self.links_below(at, &below)? {
                 let new = self.domain(to_at);
                 if !domain.is(&new) {

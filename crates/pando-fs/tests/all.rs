@@ -11,6 +11,7 @@ mod cached_paths;
 mod checks;
 mod clones;
 mod common;
+mod counting;
 mod depth;
 mod diff;
 mod files;

@@ -301,13 +301,9 @@ fn lineages_of_removed_clones_are_given_to_later_ones() {
     check_keys(&w);
 }
 
-/// A look into a clone gives it a number, on a full store too, which cannot be stored there. A file that takes its own
-/// number out of the clone had the same as one in another clone, after the next mount.
-#[test]
-fn a_number_that_a_full_store_could_not_note_is_not_given_to_another_clone() {
-    let device = Arc::new(MemDevice::new(24 << 20));
-    Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
-    let mut w = World::over(Fs::open(device.clone(), options()).unwrap());
+/// Fills the store, and looks into the clones `/c1` and `/c2` of `/s`: the inode number of `/c1/f`, of which the part
+/// for the clone could not be stored. Then there is space again.
+fn look_into_clones_on_a_full_store(w: &World) -> Ino {
     w.mkdir("/s");
     w.put("/s/f", b"x");
     w.clone_tree("/s", "/c1", false).unwrap();
@@ -329,12 +325,42 @@ fn a_number_that_a_full_store_could_not_note_is_not_given_to_another_clone() {
     let rows = w.fs.db().prefix(b"\xff\xff\xff\xffL").count();
     assert_eq!(rows, 0, "vacuous: the number could be noted");
     w.remove_tree("/ballast").unwrap();
+    ino
+}
+
+/// A look into a clone gives it a number, on a full store too, which cannot be stored there. A file that takes its own
+/// number out of the clone had the same as one in another clone, after the next mount.
+#[test]
+fn a_number_that_a_full_store_could_not_note_is_not_given_to_another_clone() {
+    let device = Arc::new(MemDevice::new(24 << 20));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
+    let mut w = World::over(Fs::open(device.clone(), options()).unwrap());
+    let ino = look_into_clones_on_a_full_store(&w);
     w.rename("/c1/f", "/f", 0).unwrap();
     w.fs.close().unwrap();
     w.fs = Fs::open(device, options()).unwrap();
     let other = w.attr("/c2/f").ino;
     assert_eq!(w.attr("/f").ino, ino);
     assert_ne!(lineage(other), lineage(ino));
+    check_keys(&w);
+}
+
+/// The same for a file that comes into such a clone: it keeps its number there, which a copy of it does not have.
+#[test]
+fn a_file_keeps_its_number_in_a_clone_whose_number_a_full_store_could_not_note() {
+    let device = Arc::new(MemDevice::new(24 << 20));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(16 << 10)).unwrap();
+    let mut w = World::over(Fs::open(device.clone(), options()).unwrap());
+    let ino = w.put("/in", b"the file");
+    look_into_clones_on_a_full_store(&w);
+    w.rename("/in", "/c1/in", 0).unwrap();
+    w.clone_tree("/c1", "/c3", false).unwrap();
+    w.fs.close().unwrap();
+    w.fs = Fs::open(device, options()).unwrap();
+    // The first who is looked at gets the next number.
+    assert_ne!(w.attr("/c3/in").ino, ino, "a copy has the number of the file");
+    assert_eq!(w.attr("/c1/in").ino, ino, "the file has another number after a mount");
+    w.walk("/");
     check_keys(&w);
 }
 
@@ -378,6 +404,35 @@ fn a_lineage_whose_numbers_live_on_elsewhere_is_not_given_again() {
     for (path, ino) in &kept {
         assert_eq!(w.attr(path).ino, *ino, "{path}");
     }
+    w.walk("/");
+    check_keys(&w);
+}
+
+/// A file that was moved into a clone has the number that it had, which the clone's own copies keep in their records,
+/// where it means nothing. When it had left the clone again and the clone was removed, a copy of such a copy in a
+/// clone that gets the same lineage would have the number of the file.
+#[test]
+fn a_file_that_was_in_a_clone_shares_its_number_with_no_copy_of_it() {
+    let w = World::new();
+    w.mkdir("/src");
+    w.put("/src/f", b"x");
+    w.clone_tree("/src", "/c", false).unwrap();
+    let inside = lineage(w.attr("/c/f").ino);
+    let ino = w.put("/in", b"the file");
+    w.rename("/in", "/c/in", 0).unwrap();
+    w.clone_tree("/c", "/kept", false).unwrap();
+    w.rename("/c/in", "/in", 0).unwrap();
+    w.remove_tree("/c").unwrap();
+    let mut again = 0;
+    for round in 0..1_000 {
+        w.clone_tree("/kept", "/c", false).unwrap();
+        assert_ne!(lineage(w.attr("/c/f").ino), inside, "round {round}");
+        assert_ne!(w.attr("/c/in").ino, ino, "round {round}");
+        again += u32::from(lineage(w.attr("/c/f").ino) < inside + round);
+        w.remove_tree("/c").unwrap();
+    }
+    assert!(again > 100, "vacuous: {again} lineages were given again");
+    assert_eq!((w.attr("/in").ino, w.get("/in").unwrap()), (ino, b"the file".to_vec()));
     w.walk("/");
     check_keys(&w);
 }

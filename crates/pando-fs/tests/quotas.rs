@@ -294,6 +294,56 @@ fn a_clone_carries_its_count_and_is_counted_where_it_is() {
     s.check();
 }
 
+/// A tree that was cloned below a quota has an account, and is no root of a lineage: files in it may get names outside.
+#[test]
+fn a_file_with_a_new_name_outside_leaves_the_account_of_its_tree() {
+    let s = Scene::new();
+    for dir in ["/q", "/q/t"] {
+        s.mkdir(dir);
+    }
+    s.set("/q", 1 << 20);
+    s.write("/q/t/f", 0, 100 << 10);
+    s.clone("/q/t", "/q/copy").unwrap();
+    assert_eq!(s.used("/q"), 200 * KIB);
+    let (dir, name) = s.split("/q/f");
+    s.fs.link(&me(), s.ino("/q/t/f"), dir, name).unwrap();
+    assert_eq!(s.used("/q"), 200 * KIB);
+    s.check();
+    let (dir, name) = s.split("/q/t");
+    s.fs.remove_tree(&me(), dir, name).unwrap();
+    s.fs.count_links().unwrap();
+    assert_eq!(s.used("/q"), 200 * KIB, "the file has a name");
+    s.check();
+}
+
+/// A directory with a quota is one that no file has names in and outside of. One that had been moved into a clone and
+/// back was no such directory any more: the bytes of files with two names in it were not counted.
+#[test]
+fn linked_files_do_not_leave_a_quota_that_was_in_a_clone() {
+    let s = Scene::new();
+    for dir in ["/s", "/d"] {
+        s.mkdir(dir);
+    }
+    s.set("/d", 1 << 20);
+    s.write("/d/f", 0, 100 << 10);
+    s.clone("/s", "/c").unwrap();
+    s.rename("/d", "/c/d").unwrap();
+    s.rename("/c/d", "/d").unwrap();
+    assert_eq!(s.used("/d"), 100 * KIB);
+    let link = |from: &str, to: &str| {
+        let (dir, name) = s.split(to);
+        s.fs.link(&me(), s.ino(from), dir, name)
+    };
+    link("/d/f", "/d/g").unwrap();
+    assert_eq!(s.used("/d"), 100 * KIB, "a second name");
+    s.create("/out");
+    assert_eq!(errno(link("/d/g", "/g")), EXDEV);
+    assert_eq!(errno(link("/out", "/d/out")), EXDEV);
+    s.write("/d/g", 100 << 10, 10 << 10);
+    assert_eq!(s.used("/d"), 110 * KIB);
+    s.check();
+}
+
 #[test]
 fn linked_files_are_counted_once_and_do_not_leave_a_quota() {
     let s = Scene::new();

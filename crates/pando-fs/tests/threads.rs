@@ -5,6 +5,8 @@
 use super::common::*;
 use pando_fs::*;
 use std::{
+    ffi::OsStr,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -171,5 +173,56 @@ fn snapshots_are_deleted_and_renamed_beside_rollbacks() {
     assert!(done > 20 && renamed > 0 && deleted > 1, "vacuous: {done}, {renamed}, {deleted}");
     let sources = w.fs.snapshot_sources().unwrap();
     assert!(sources == [w.attr("/d").ino], "{} directories have these snapshots", sources.len());
+    check_keys(&w);
+}
+
+/// Who has found the path of a directory, and waits for its turn, finds nothing by it when the directory has moved
+/// since: the path must be found again.
+#[test]
+fn a_file_is_found_while_its_directory_is_moved_all_the_time() {
+    let w = World::new();
+    let mut top = String::new();
+    // So deep that paths are cached, and that it takes time to hold one.
+    for level in 0..40 {
+        top += &format!("/{level}");
+        w.mkdir(&top);
+    }
+    w.mkdir(&format!("{top}/one"));
+    w.mkdir(&format!("{top}/one/in"));
+    w.put(&format!("{top}/one/in/f"), b"x");
+    let ino = |path: &str| w.fs.resolve(Path::new(path)).unwrap().ino;
+    let (parent, dir) = (ino(&top), ino(&format!("{top}/one/in")));
+    let (done, found, missed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    let mut moves = 0;
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    match w.fs.lookup(dir, "f".as_ref()) {
+                        Ok(file) => {
+                            w.fs.forget(file.ino, 1);
+                            found.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(_) => _ = missed.fetch_add(1, Ordering::Relaxed),
+                    }
+                }
+            });
+        }
+        let begin = Instant::now();
+        let names = ["one", "other"].map(OsStr::new);
+        while begin.elapsed() < Duration::from_secs(2) {
+            let (from, to) = (names[moves % 2], names[(moves + 1) % 2]);
+            if w.fs.rename(&w.me, parent, from, parent, to, 0).is_err() {
+                break;
+            }
+            moves += 1;
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let (found, missed) = (found.into_inner(), missed.into_inner());
+    println!("{moves} moves, {found} times found");
+    assert_eq!(missed, 0, "not found, of {found} times, in {moves} moves");
+    assert!(moves > 100 && found > 100, "vacuous: {moves} moves, {found} times found");
+    [parent, dir].into_iter().for_each(|ino| w.fs.forget(ino, 1));
     check_keys(&w);
 }

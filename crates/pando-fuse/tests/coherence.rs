@@ -5,14 +5,17 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::Read,
-    os::unix::fs::{FileExt, MetadataExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
     path::Path,
     sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::{Duration, Instant},
 };
 
 use super::common::{World, errno, mapped::Map};
-use pando_fs::{Caller, ModeChange, TreeChange};
+use pando_fs::{Caller, FileHandle, ModeChange, TreeChange};
 use pando_fuse::{
     Kind,
     control::ControlRequest,
@@ -213,6 +216,51 @@ fn copy_file_range_copies_what_mappings_were_told() {
 }
 
 #[test]
+fn seeking_data_finds_what_mappings_were_told() {
+    let w = world!();
+    let file = OpenOptions::new().read(true).write(true).create_new(true).open(w.path("f")).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let map = Map::new(&file, 1 << 20, true);
+    map.set(512 << 10, 9);
+    // SAFETY: the descriptor is open.
+    let at = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_DATA) };
+    assert!((1..=512 << 10).contains(&at), "data is at {at}, not at half of the file");
+}
+
+/// Who syncs the root of the mount syncs everything.
+#[test]
+fn a_sync_of_the_root_stores_what_the_kernel_keeps_of_all_files() {
+    let w = world!();
+    fs::create_dir(w.path("d")).unwrap();
+    let file = File::create(w.path("d/f")).unwrap();
+    file.write_all_at(b"kept", 0).unwrap();
+    File::open(w.root()).unwrap().sync_all().unwrap();
+    let stored = w.fs().resolve("/d/f".as_ref()).unwrap().ino;
+    let data = w.fs().read(FileHandle(0), stored, 0, 100).unwrap();
+    w.fs().forget(stored, 1);
+    assert_eq!(&data[..], b"kept");
+}
+
+/// The kernel returns all references of an inode when it drops it: otherwise removed files would take memory, and space
+/// in the store, as long as the mount lasts.
+#[test]
+fn files_that_are_gone_are_forgotten() {
+    const FILES: u64 = 200;
+    let w = world!();
+    let path = |i: u64| w.path(&format!("f{i}"));
+    for i in 0..FILES {
+        fs::write(path(i), b"x").unwrap();
+    }
+    assert!(w.fs().stats().unwrap().inodes_in_memory > FILES);
+    (0..FILES).for_each(|i| fs::remove_file(path(i)).unwrap());
+    let begin = Instant::now();
+    while w.fs().stats().unwrap().inodes_in_memory > FILES / 10 {
+        assert!(begin.elapsed() < Duration::from_secs(20), "inodes are kept: {:?}", w.fs().stats());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
 fn a_clone_is_seen_at_once_where_nothing_was() {
     let w = world!();
     fs::create_dir(w.path("src")).unwrap();
@@ -302,6 +350,24 @@ fn a_single_file_can_be_replaced_while_it_is_cached() {
     assert!(fs::read(w.path("b")).unwrap() == vec![1; 300_000]);
     wo(&w.path("b")).write_all_at(&[3], 5).unwrap();
     assert_eq!((fs::read(w.path("a")).unwrap()[5], fs::read(w.path("b")).unwrap()[5]), (1, 3));
+}
+
+#[test]
+fn an_open_file_of_a_tree_that_is_gone_has_no_name() {
+    let w = world!();
+    for replaced in [false, true] {
+        for dir in ["d", "other"] {
+            fs::create_dir_all(w.path(dir)).unwrap();
+        }
+        fs::write(w.path("d/f"), b"x").unwrap();
+        let file = File::open(w.path("d/f")).unwrap();
+        assert_eq!(file.metadata().unwrap().nlink(), 1);
+        match replaced {
+            true => w.clone_tree("other", "d", true).map(drop).unwrap(),
+            false => w.remove_tree("d").map(drop).unwrap(),
+        }
+        assert_eq!(file.metadata().unwrap().nlink(), 0, "replaced {replaced}");
+    }
 }
 
 #[test]

@@ -83,6 +83,45 @@ fn of_files_that_lost_set_id_bits_nothing_is_kept_when_they_are_forgotten() {
     assert!(server.shared.bare.lock().is_empty());
 }
 
+#[test]
+fn of_refused_pages_nothing_is_kept_when_their_file_is_forgotten() {
+    let server = server(true);
+    let made = server.create(&ROOT_USER, ROOT, OsStr::new("f"), 0o644, 0, libc::O_RDWR).unwrap();
+    let (ino, handle) = (made.0.ino, made.1.handle);
+    server.shared.refused.note(ino, &(0..4096), libc::ENOSPC);
+    drop(server.release(ino, handle, libc::O_RDWR));
+    assert!(server.shared.refused.may_wait(ino), "the kernel may have the page");
+    server.forget(ino, 1);
+    assert!(!server.shared.refused.may_wait(ino));
+}
+
+/// The kernel must not take a file for longer than it is.
+#[test]
+fn a_file_that_was_cut_since_its_pages_were_read_is_not_given_them() {
+    for size in [None, Some(1)] {
+        let server = server(true);
+        let made = server.create(&ROOT_USER, ROOT, OsStr::new("f"), 0o644, 0, libc::O_RDONLY).unwrap();
+        let ino = made.0.ino;
+        let changes = server.shared.caches.may_fill(ino).unwrap();
+        server.setattr(&ROOT_USER, ino, SetAttr { size, mode: Some(0o600), ..SetAttr::default() }).unwrap();
+        let mut given = false;
+        server.shared.caches.fill(ino, changes, || given = true);
+        assert_eq!(given, size.is_none());
+    }
+}
+
+/// The kernel sets the times of a file whose writes it keeps. Those of one that is written past its cache it does not
+/// know.
+#[test]
+fn the_kernel_is_asked_for_times_of_files_only_whose_writes_it_keeps() {
+    let server = server(true);
+    let made = server.create(&ROOT_USER, ROOT, OsStr::new("f"), 0o644, 0, libc::O_RDONLY).unwrap();
+    let ino = made.0.ino;
+    assert!(server.shared.content_changer(&ROOT_USER, ino).reports_times);
+    assert!(server.shared.caches.opened(ino, u64::MAX, libc::O_WRONLY, true).direct);
+    assert!(!server.shared.content_changer(&ROOT_USER, ino).reports_times);
+}
+
 const ROOT_USER: Context = Context { uid: 0, gid: 0, pid: 1, unique: 0, keeps_group_bit: None };
 /// Bytes of the pages that are written out.
 const PAGES_BYTES: usize = 16 << 10;

@@ -74,7 +74,7 @@ fn a_dry_run_on_a_read_only_mount_knows_what_is_mounted() {
     b.ok(&["mount", "-o", "snapshot=p@a", "a.img", "v"]);
     b.ok(&["mount", "-o", "snapshot=gone@c", "a.img", "w"]);
     b.sh("rmdir m/gone");
-    let check = |read_only: &str| {
+    let check = |read_only: &str, gone: bool| {
         let tells = |args: &[&str], leaves: &str, deletes: &str| {
             let told = b.ok(args);
             let is_right = told.contains(&format!("would leave {leaves}: it is mounted on"))
@@ -82,21 +82,22 @@ fn a_dry_run_on_a_read_only_mount_knows_what_is_mounted() {
             assert!(is_right, "{read_only}: {told}");
         };
         tells(&["snapshot", "delete", "-n", "m/p", "1.."], "1 a", "2 b");
-        tells(&["snapshot", "orphans", "--delete", "-n", "m"], "3 c", "4 d");
+        if gone {
+            tells(&["snapshot", "orphans", "--delete", "-n", "m"], "3 c", "4 d");
+        }
         let told = b.ok(&["snapshot", "prune", "-n", "m/p", "--keep-last", "1"]);
         assert!(told.contains("would leave 1 a: it is mounted on"), "{read_only}: {told}");
     };
-    check("writable");
+    check("writable", true);
     b.sh("mount -o remount,bind,ro m");
-    check("a mount that may not be written to");
+    check("a mount that may not be written to", false);
     b.sh("mount -o remount,bind,rw m");
     b.ok(&["umount", "v"]);
     b.ok(&["umount", "w"]);
     b.umount();
     b.ok(&["mount", "-o", "ro", "a.img", "m"]);
     b.ok(&["mount", "-o", "snapshot=p@a", "a.img", "v"]);
-    let told = b.ok(&["snapshot", "delete", "-n", "m/p", "1.."]);
-    assert!(told.contains("would leave 1 a: it is mounted on"), "a read-only file system: {told}");
+    check("a read-only file system", false);
     b.ok(&["umount", "v"]);
 }
 

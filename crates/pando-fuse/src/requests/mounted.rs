@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl MountState {
-    /// Those of the source, or of directories that are gone. Whoever may delete them may ask, and would, if the file
-    /// system may not be written to.
+    /// Those of the source, or of directories that are gone. Whoever may delete them may ask, or could if the file
+    /// system were not read-only.
     pub(super) fn mounted_snapshots(
         &self,
         c: &Context,
@@ -27,7 +27,7 @@ impl MountState {
         (from, gone): (u32, bool),
     ) -> Done {
         if gone {
-            if !self.sees_all(c, shows) {
+            if !self.is_root(c, shows) {
                 let why = "only root may see those of directories that are gone";
                 return Err(Error::NotPermitted { name: "snapshots".into(), why }.into());
             }

@@ -11,7 +11,7 @@ use crate::{
 /// The snapshots that are mounted, by number, and where: of those of the directory at `path`, or, if `gone`, of those
 /// of directories that are gone from the file system that it is in. The daemon goes by the same when it is to delete
 /// them. Where nothing may be written, as on a read-only mount, it tells its owner of a directory, and root of all.
-/// A daemon of an earlier version does not tell (EINVAL), nor does it tell root there (EROFS).
+/// A daemon of an earlier version does not tell (EINVAL), or not there (EROFS).
 pub fn mounted_snapshots(path: &Path, gone: bool) -> Result<Vec<(u32, PathBuf)>, ControlError> {
     let path = if gone { top_around(path)? } else { path.to_owned() };
     let mut all: Vec<(u32, PathBuf)> = Vec::new();
@@ -25,11 +25,7 @@ pub fn mounted_snapshots(path: &Path, gone: bool) -> Result<Vec<(u32, PathBuf)>,
         };
         let told = client::mounted(&dir, token, Asked::Mounted(from, gone));
         let (mounted, next) = match (told, read_only) {
-            (Err(e), Some(read_only))
-                if e.errno() == Some(libc::EPERM) && rustix::process::geteuid().is_root() =>
-            {
-                return Err(read_only);
-            }
+            (Err(e), Some(read_only)) if e.errno() == Some(libc::EACCES) => return Err(read_only),
             (told, _) => told?,
         };
         all.extend(mounted);

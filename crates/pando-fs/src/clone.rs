@@ -130,9 +130,9 @@ impl Fs {
 
     /// Clones `src`, a file or a directory with everything below, to `dst`, which must not exist (EEXIST) unless
     /// `replace`. Pairs are (directory, name). The clone keeps owner, mode and times of the source; its change and
-    /// creation times are now. The source may not lie inside the destination (EINVAL); for the reverse see
-    /// [`Fs::clone_tree_without`]. The caller must own the source, and be allowed to write to the directory of the
-    /// destination.
+    /// creation times are now. The source may not lie inside the destination, nor in a snapshot of it or of a directory
+    /// in it (EINVAL); for the reverse see [`Fs::clone_tree_without`]. The caller must own the source, and be allowed
+    /// to write to the directory of the destination.
     ///
     /// One batch: atomic, and the same cost for any size of the tree. The clone contains the effects of all calls
     /// that have returned; writes that the kernel still keeps are not in it.
@@ -292,6 +292,18 @@ impl Fs {
                 _ => Some(attempt_shared(&source.tree)?),
             };
             let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
+            if let Some(target) = target.as_ref().filter(|_| source.frozen) {
+                let up = if root.is_empty() { source.ancestry()? } else { root };
+                let of_snapshot = |top: &InodeRef| {
+                    top.peek(|s| match s.link {
+                        Link::Snapshot(number) => Some(number),
+                        _ => None,
+                    })
+                };
+                if let Some(number) = up.last().and_then(of_snapshot) {
+                    self.may_be_replaced_by(target, &path::contents(&end.at.contents, to)?, number)?;
+                }
+            }
             // What accounts say is what is there, until the batch is written.
             let accounts = self.lock_accounts();
             let now = self.now();

@@ -162,14 +162,33 @@ impl Fs {
 
     fn list(&self, dh: DirHandle, ino: Ino, cookie: u64, max: usize, plus: bool) -> Result<Vec<DirEntry>> {
         let open = self.open_dir(dh, ino)?;
-        let max = max.min(MAX_ENTRIES);
         let mut out = Vec::new();
-        if self.list_head(&open, cookie, max, plus, &mut out)? && out.len() < max {
-            let from = self.find(&open, cookie)?;
+        let listed = self.list_into(&open, cookie, max.min(MAX_ENTRIES), plus, &mut out);
+        if listed.is_err() && plus {
+            // Nobody sees these entries, so nobody forgets them.
+            for e in out.iter().filter(|e| e.name != "." && e.name != "..") {
+                self.forget(e.attr.ino, 1);
+            }
+        }
+        listed.map(|()| out)
+    }
+
+    /// Adds the entries behind `cookie` to `out`, also those before an error.
+    fn list_into(
+        &self,
+        open: &OpenDir,
+        cookie: u64,
+        max: usize,
+        plus: bool,
+        out: &mut Vec<DirEntry>,
+    ) -> Result<()> {
+        if self.list_head(open, cookie, max, plus, out)? && out.len() < max {
+            let from = self.find(open, cookie)?;
             let max = max - out.len();
-            let (found, ended) = match plus {
-                true => self.scan_plus(&open.inode, &from, max)?,
-                false => self.scan_attrs(&open.inode, &from, max)?,
+            let mut found = Vec::new();
+            let ended = match plus {
+                true => self.scan_plus(&open.inode, &from, max, &mut found),
+                false => self.scan_attrs(&open.inode, &from, max, &mut found),
             };
             let mut names = NameList::default();
             for (name, attr) in found {
@@ -177,7 +196,8 @@ impl Fs {
                 names.push(cookie, &name);
                 out.push(entry(attr, OsStr::from_bytes(&name), cookie));
             }
-            self.listed(&open, names);
+            let ended = ended?;
+            self.listed(open, names);
             if ended && let Some(last) = out.last() {
                 open.end.store(last.cookie, Ordering::Relaxed);
             }
@@ -185,7 +205,7 @@ impl Fs {
         if cookie == 0 {
             self.accessed(&open.inode);
         }
-        Ok(out)
+        Ok(())
     }
 
     /// The open directory of a handle.
@@ -306,14 +326,13 @@ impl Fs {
         })
     }
 
-    /// Up to `max` entries with a reference each, and whether there are no more.
-    fn scan_plus(&self, dir: &InodeRef, from: &From, max: usize) -> Result<(Vec<NameAttr>, bool)> {
+    /// Adds up to `max` entries with a reference each, also those before an error; whether there are no more.
+    fn scan_plus(&self, dir: &InodeRef, from: &From, max: usize, out: &mut Vec<NameAttr>) -> Result<bool> {
         // The entries need to stay as they are, because inodes are taken into memory.
         let (at, names) = self.hold_names(dir, false)?;
         let departures = self.table.departures();
         let (lo, hi) = from.bounds(&at.contents);
         let mut cursor = self.db.range(&lo, Some(&hi));
-        let mut out: Vec<NameAttr> = Vec::new();
         // Files with holes, whose blocks are counted when nothing is held any more.
         let mut sparse: Vec<(usize, InodeRef)> = Vec::new();
         let mut ended = false;
@@ -341,13 +360,12 @@ impl Fs {
                 *attr = self.attr(&inode);
             }
         }
-        Ok((out, ended))
+        Ok(ended)
     }
 
-    /// Up to `max` entries without references, and whether there are no more.
-    fn scan_attrs(&self, dir: &InodeRef, from: &From, max: usize) -> Result<(Vec<NameAttr>, bool)> {
-        let mut out: Vec<NameAttr> = Vec::new();
-        let ended = self.scan(dir, from, max, |e| {
+    /// Adds up to `max` entries without references; whether there are no more.
+    fn scan_attrs(&self, dir: &InodeRef, from: &From, max: usize, out: &mut Vec<NameAttr>) -> Result<bool> {
+        self.scan(dir, from, max, |e| {
             let mut attr = attr_of(e.ino, e.record);
             if let Some(dense) = e.record.dense {
                 let path = match e.linked {
@@ -359,8 +377,7 @@ impl Fs {
             }
             out.push((e.name.into(), attr));
             Ok(true)
-        })?;
-        Ok((out, ended))
+        })
     }
 
     /// Calls `each` for up to `max` entries, as of one moment and with nothing held, until it returns false; whether

@@ -11,9 +11,10 @@ use pando_db::Batch;
 use crate::{
     error::{Error, Result},
     format::FEATURE_SNAPSHOTTED,
+    inode::InodeRef,
     path::system,
     staying::Staying,
-    types::Ino,
+    types::{FileKind, Ino},
     volume::Fs,
 };
 
@@ -52,6 +53,31 @@ impl Fs {
             found.push((contents.to_vec(), decode_source(value)?));
         }
         Ok(found)
+    }
+
+    /// EINVAL if the snapshot `number` is one of the entry `target`, which has this contents prefix if it is a
+    /// directory, or of a directory below. Whoever puts something of the snapshot in its place would leave all its
+    /// snapshots without a directory. The caller holds `tree` of the entry exclusively. A cursor step and a point query
+    /// for each directory there that has snapshots, and a point query.
+    pub(crate) fn may_be_replaced_by(&self, target: &InodeRef, contents: &[u8], number: u32) -> Result<()> {
+        if target.kind != FileKind::Directory {
+            return Ok(());
+        }
+        let below = self.snapshotted_below(contents)?;
+        let sources = [target.ino].into_iter().chain(below.into_iter().map(|(_, source)| source));
+        for source in sources {
+            if let Some(family) = self.family(source)?
+                && self.db.get(&system::snapshot(family.id, number))?.is_some()
+            {
+                let text = format!(
+                    "{}: snapshot {number} is of it, or of a directory in it, and would be left without one; \
+                     clone to another name, or see pando rollback",
+                    target.label()
+                );
+                return Err(Error::Invalid(text));
+            }
+        }
+        Ok(())
     }
 
     /// The keys that move with a directory: their prefix before and after the move. One cursor step, if there ever

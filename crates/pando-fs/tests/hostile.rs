@@ -402,3 +402,31 @@ fn attributes_longer_than_any_that_are_written_are_errors() {
     let calls = catch_unwind(AssertUnwindSafe(|| set().map_err(|e| e.errno())));
     assert_eq!(calls.ok(), Some(Err(5)), "a call panicked, or took what is damaged");
 }
+
+/// The kernel never saw the entries before a damaged one, and so it never forgot them: they stayed in memory until the
+/// unmount.
+#[test]
+fn a_listing_that_ends_in_an_error_leaves_nothing_referenced() {
+    let w = World::new();
+    w.mkdir("/d");
+    for name in ["/d/a", "/d/b", "/d/broken"] {
+        w.put(name, b"x");
+    }
+    let db = w.fs.db();
+    let pairs: Vec<(Bytes, Bytes)> = db.range(b"", None).map(Result::unwrap).collect();
+    let is_it = |key: &[u8]| key.windows(6).any(|part| part == b"broken");
+    let mut batch = pando_db::Batch::new();
+    for (key, _) in pairs.iter().filter(|(key, _)| is_it(key)) {
+        batch.put(key.clone(), &b"no record"[..]);
+    }
+    db.write(batch).unwrap();
+    w.assert_nothing_referenced();
+    w.on("/d", |a| {
+        let dh = w.fs.opendir(a.ino)?;
+        assert!(w.fs.readdir_plus(dh, a.ino, 0, 100).is_err());
+        w.fs.releasedir(dh);
+        Ok(())
+    })
+    .unwrap();
+    w.assert_nothing_referenced();
+}

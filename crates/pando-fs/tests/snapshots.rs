@@ -580,3 +580,57 @@ fn a_snapshot_takes_the_place_of_something_in_one_batch() {
     w.remount();
     assert_eq!(w.get("/file/f").unwrap(), b"one");
 }
+
+/// `clone --replace p/sub@s p`, and a clone of p's snapshot to a directory above p, removed p: its snapshots, that of
+/// the source too, were left without a directory, and nothing said so.
+#[test]
+fn nothing_of_a_snapshot_replaces_the_directory_that_has_the_snapshot() {
+    let w = World::new();
+    for dir in ["/up", "/up/p", "/up/p/sub", "/up/p/sub/deep", "/up/other"] {
+        w.mkdir(dir);
+    }
+    w.put("/up/p/sub/f", b"then");
+    w.put("/up/p/file", b"then");
+    w.link("/up/p/file", "/up/p/linked").unwrap();
+    let number = snap(&w, "/up/p", "s").number;
+    snap(&w, "/up/p/sub", "own");
+    w.put("/up/p/file", b"now");
+    let clone = |from: &str, to: &str| {
+        w.at(from, |d, n| w.at(to, |d2, n2| w.fs.clone_tree(&w.me, (d, n), (d2, n2), true)))
+    };
+    let by_number = |from: &str, to: &str| {
+        let (source, replaced) = (w.attr(from).ino, w.attr(to).ino);
+        w.at(to, |dir, name| {
+            let adds_to = Some(dir);
+            let rights =
+                VerifiedRights { uid: 0, owns_source: true, adds_to, removes: Some(replaced), root: true };
+            w.on(from, |_| w.fs.clone_verified(&rights, source, (dir, name), true, &[]))
+        })
+    };
+    for from in ["/up/p/.snapshots/s/sub", "/up/p/.snapshots/s/file", "/up/p/.snapshots/s/linked"] {
+        for to in ["/up/p", "/up"] {
+            assert_eq!(errno(clone(from, to)), EINVAL, "{from} {to}, by name");
+            assert_eq!(errno(by_number(from, to)), EINVAL, "{from} {to}, by number");
+        }
+    }
+    let root = w.on("/up/p", |a| w.fs.open_snapshot(a.ino, number)).unwrap().ino;
+    for to in ["/up/p", "/up"] {
+        assert_eq!(errno(w.at(to, |d, n| w.fs.clone_snapshot(by(&w), root, (d, n), true))), EINVAL, "{to}");
+    }
+    w.fs.forget(root, 1);
+    assert_eq!(errno(clone("/up/p/sub/.snapshots/own/deep", "/up/p")), EINVAL, "it is of a directory in it");
+    assert_eq!(w.get("/up/p/file").unwrap(), b"now");
+    assert_eq!(w.fs.snapshots_of_gone().unwrap(), []);
+    // What does not have the snapshot is replaced, also in the directory that has it.
+    clone("/up/p/.snapshots/s/sub", "/up/other").unwrap();
+    clone("/up/p/.snapshots/s/linked", "/up/p/file").unwrap();
+    clone("/up/p/sub/.snapshots/own/f", "/up/p/sub/deep").unwrap();
+    assert_eq!(w.get("/up/p/sub/deep").unwrap(), b"then");
+    assert_eq!(
+        (w.get("/up/other/f").unwrap(), w.get("/up/p/file").unwrap()),
+        (b"then".to_vec(), b"then".to_vec())
+    );
+    assert_eq!(names(&w, "/up/p/.snapshots"), ["s"]);
+    assert_eq!(names(&w, "/up/p/sub/.snapshots"), ["own"]);
+    check_keys(&w);
+}

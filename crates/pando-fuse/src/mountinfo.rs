@@ -7,7 +7,10 @@ use std::{
     collections::{HashMap, HashSet},
     ffi::OsString,
     fs, io,
-    os::unix::{ffi::OsStringExt, fs::MetadataExt},
+    os::{
+        fd::OwnedFd,
+        unix::{ffi::OsStringExt, fs::MetadataExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -15,6 +18,9 @@ use rustix::fs::{AtFlags, Mode, OFlags, ResolveFlags, StatxFlags, open, openat2,
 
 /// The file-system type that our mounts carry.
 pub const FSTYPE: &str = "fuse.pando";
+
+/// Types of file systems in which a name is looked up without asking a server or a program.
+const KEEPS_NAMES: [&str; 9] = ["ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "ramfs", "rootfs"];
 
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -147,11 +153,14 @@ impl MountsOf {
     /// Adds those of a namespace, in which the process `process` is.
     fn add(&mut self, namespace: PathBuf, all: Vec<Entry>, device: &str, process: &str) {
         self.points.extend(mounted_in(&all, device));
+        let types: HashMap<u64, String> = match all.iter().any(|e| e.device == device && in_snapshot(e)) {
+            true => all.iter().map(|e| (e.id, e.fstype.clone())).collect(),
+            false => HashMap::new(),
+        };
         for mount in all.into_iter().filter(|e| e.device == device) {
-            let ino = may_be_in_snapshot(&mount.root)
-                .then(|| inode_shown(&mount, process))
-                .and_then(Result::ok)
-                .flatten();
+            let around = types.get(&mount.parent).map_or("", String::as_str);
+            let shown = in_snapshot(&mount).then(|| inode_shown(&mount, around, process));
+            let ino = shown.and_then(Result::ok).flatten();
             self.shown.push(Shown { namespace: namespace.clone(), mount, ino });
         }
         self.namespaces.push(namespace);
@@ -164,16 +173,36 @@ pub(crate) fn may_be_in_snapshot(path: &Path) -> bool {
     path.components().any(|part| part.as_os_str() == ".snapshots")
 }
 
+fn in_snapshot(mount: &Entry) -> bool {
+    may_be_in_snapshot(&mount.root)
+}
+
 /// The inode number of what a mount shows to a process: `None` if it is hidden by another mount. The way from the root
 /// of the process is followed without a request to any file system: an error if the kernel does not have it in memory.
-fn inode_shown(mount: &Entry, process: &str) -> rustix::io::Result<Option<u64>> {
+///
+/// `around` is the type of the file system with the directory that it is mounted on. If that asks nobody for a name,
+/// the mount is not opened, because an unmount by somebody else fails (EBUSY) as long as a descriptor of it is open.
+fn inode_shown(mount: &Entry, around: &str, process: &str) -> rustix::io::Result<Option<u64>> {
     let root = open(format!("/proc/{process}/root"), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let way = mount.dir.strip_prefix("/").ok().filter(|way| !way.as_os_str().is_empty());
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::CACHED;
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let shown = openat2(&root, way.unwrap_or(Path::new(".")), flags, Mode::empty(), resolve)?;
     let asked = StatxFlags::INO | StatxFlags::MNT_ID;
-    let found = statx(&shown, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, asked)?;
+    let open_cached = |way: &Path, more: ResolveFlags| {
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::CACHED | more;
+        openat2(&root, way, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve)
+    };
+    let stat_open = |file: &OwnedFd| statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, asked);
+    let found = match way.and_then(|way| way.file_name().zip(way.parent())) {
+        Some((name, above)) if KEEPS_NAMES.contains(&around) => {
+            let above = if above.as_os_str().is_empty() { Path::new(".") } else { above };
+            let above = open_cached(above, ResolveFlags::NO_SYMLINKS)?;
+            if stat_open(&above)?.stx_mnt_id != mount.parent {
+                return Ok(None);
+            }
+            let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+            statx(&above, name, flags, asked)?
+        }
+        _ => stat_open(&open_cached(way.unwrap_or(Path::new(".")), ResolveFlags::empty())?)?,
+    };
     Ok((found.stx_mnt_id == mount.id).then_some(found.stx_ino))
 }
 
@@ -310,6 +339,67 @@ mod tests {
         assert_eq!(mounted_in(&all, "0:50"), paths);
         assert_eq!(mounted_in(&all, "8:1"), [PathBuf::from("/mnt/a"), "/bind".into()]);
         assert!(mounted_in(&all, "0:99").is_empty());
+    }
+
+    /// A look at the mounts opened each snapshot that was mounted, and who unmounted one at that moment heard that it
+    /// was busy.
+    #[test]
+    fn a_mount_is_not_busy_because_somebody_looks_at_it() {
+        use rustix::mount::{UnmountFlags, mount_bind, unmount};
+        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+        const ROUNDS: u64 = 200;
+        let dir = std::env::temp_dir().join(format!("pando-looks-{}", std::process::id()));
+        let (shown, at) = (dir.join("shown"), dir.join("at"));
+        fs::create_dir_all(&shown).unwrap();
+        fs::create_dir_all(&at).unwrap();
+        let at = at.canonicalize().unwrap();
+        let mounted = mount_bind(&shown, &at).is_ok();
+        let around = containing(&dir.canonicalize().unwrap()).unwrap().unwrap().fstype;
+        if !mounted || !KEEPS_NAMES.contains(&&*around) {
+            println!("mounted: {mounted}, on {around}: skipped");
+            _ = (unmount(&at, UnmountFlags::DETACH), fs::remove_dir_all(&dir));
+            return;
+        }
+        let wanted = fs::metadata(&shown).unwrap().ino();
+        let refusals = |around: &str| {
+            let (looks, stop, mut refused) = (AtomicU64::new(0), AtomicBool::new(false), 0);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        let Some(entry) = super::at(&at).unwrap() else { continue };
+                        for _ in 0..1000 {
+                            // It may be unmounted by now.
+                            let Ok(Some(ino)) = inode_shown(&entry, around, "self") else { break };
+                            assert_eq!(ino, wanted);
+                            looks.fetch_add(1, Relaxed);
+                        }
+                    }
+                });
+                for _ in 0..ROUNDS {
+                    // Somebody looks at each of them.
+                    let (before, begin) = (looks.load(Relaxed), std::time::Instant::now());
+                    while looks.load(Relaxed) == before && begin.elapsed().as_secs() < 60 {
+                        std::thread::yield_now();
+                    }
+                    if unmount(&at, UnmountFlags::empty()).is_err() {
+                        refused += 1;
+                        unmount(&at, UnmountFlags::DETACH).unwrap();
+                    }
+                    mount_bind(&shown, &at).unwrap();
+                }
+                stop.store(true, Relaxed);
+            });
+            assert!(looks.into_inner() >= ROUNDS, "vacuous: nobody looked");
+            refused
+        };
+        let (opened, named) = (refusals(""), refusals(&around));
+        unmount(&at, UnmountFlags::DETACH).unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        println!(
+            "refused unmounts of {ROUNDS}: {opened} where looks open the mount, {named} where they do not"
+        );
+        // The kernel itself holds a mount while it tells of it.
+        assert!(named < ROUNDS / 20, "the mount was busy {named} times");
     }
 
     #[test]

@@ -3,7 +3,10 @@
 //! A notification of an entry waits in the kernel for the lock of its directory, and a program that lists the
 //! directory into memory whose pages do not come can hold that lock for any time. So threads of this module send the
 //! notifications, one for a directory at a time, shared among the directories' owners as in `workers`. Guarantee: the
-//! notifications of a directory are sent in order; until then the kernel may show an entry as it was.
+//! notifications of a directory are sent in order; until then the kernel may show an entry as it was. What waits is
+//! bounded: beyond [`MAX_REPORTS`] the oldest of the directory with most are left out. Of such an entry the kernel may
+//! go on showing the attributes that it knows, until it needs the memory; a call on what is gone fails (ESTALE), and
+//! its name is then looked up.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -15,16 +18,26 @@ use crate::transport::workers::Workers;
 /// Threads at work for users other than root, a count: there is little to do.
 const MAX_THREADS: usize = 2;
 
+/// Reports of all directories that wait, a count; each is of one snapshot, and takes some hundred bytes.
+const MAX_REPORTS: usize = 16_384;
+
+/// What waits, by directory; those that a thread is at have an entry.
+#[derive(Default)]
+struct Waiting {
+    dirs: HashMap<u64, VecDeque<CloneReport>>,
+    /// The number of reports in `dirs`.
+    reports: usize,
+}
+
 /// What is yet to be told.
 pub(crate) struct PendingReports {
-    /// By directory; those that a thread is at have an entry.
-    dirs: Mutex<HashMap<u64, VecDeque<CloneReport>>>,
+    waiting: Mutex<Waiting>,
     workers: Workers,
 }
 
 impl Default for PendingReports {
     fn default() -> Self {
-        Self { dirs: Mutex::default(), workers: Workers::new(MAX_THREADS) }
+        Self { waiting: Mutex::default(), workers: Workers::new(MAX_THREADS) }
     }
 }
 
@@ -44,20 +57,37 @@ impl PendingReports {
 
     /// Takes what is given; whether a thread is to be at this directory.
     fn add(&self, dir: u64, report: CloneReport) -> bool {
-        let mut dirs = self.dirs.lock();
-        let first = !dirs.contains_key(&dir);
-        dirs.entry(dir).or_default().push_back(report);
+        let mut waiting = self.waiting.lock();
+        let first = !waiting.dirs.contains_key(&dir);
+        waiting.dirs.entry(dir).or_default().push_back(report);
+        waiting.reports += 1;
+        if waiting.reports > MAX_REPORTS {
+            waiting.leave_one_out();
+        }
         first
     }
 
     /// The next report of this directory; `None` if there is no more, and the next one that is added starts a thread.
     pub(crate) fn next(&self, dir: u64) -> Option<CloneReport> {
-        let mut dirs = self.dirs.lock();
-        let next = dirs.get_mut(&dir).and_then(VecDeque::pop_front);
-        if next.is_none() {
-            dirs.remove(&dir);
+        let mut waiting = self.waiting.lock();
+        let next = waiting.dirs.get_mut(&dir).and_then(VecDeque::pop_front);
+        match next {
+            Some(_) => waiting.reports -= 1,
+            None => _ = waiting.dirs.remove(&dir),
         }
         next
+    }
+}
+
+impl Waiting {
+    fn leave_one_out(&mut self) {
+        let most = self.dirs.iter_mut().max_by_key(|(_, reports)| reports.len());
+        if let Some((dir, reports)) = most
+            && reports.pop_front().is_some()
+        {
+            self.reports -= 1;
+            log::debug!("directory {dir} stays locked: the kernel is not told of an old change in it");
+        }
     }
 }
 
@@ -76,5 +106,26 @@ mod tests {
         assert!(!pending_reports.add(7, report(4)), "a thread is at it still");
         assert_eq!([next(7), next(7), next(8), next(8)], [Some(4), None, Some(3), None]);
         assert!(pending_reports.add(7, report(5)));
+    }
+
+    /// They grew without a bound as long as a program kept a directory locked.
+    #[test]
+    fn a_directory_that_stays_locked_takes_a_bounded_amount_of_memory() {
+        let pending_reports = PendingReports::default();
+        let report = |micros| CloneReport { micros, ..CloneReport::default() };
+        assert!(pending_reports.add(8, report(1)));
+        (0..3 * MAX_REPORTS as u64).for_each(|micros| _ = pending_reports.add(7, report(micros)));
+        // Those of others stay, and of the one with most those that came last, in order.
+        let told = |dir| -> Vec<u64> {
+            let next = || pending_reports.next(dir).map(|report| report.micros);
+            std::iter::from_fn(next).collect()
+        };
+        assert_eq!(told(8), [1]);
+        let of_locked = told(7);
+        assert_eq!(of_locked.len(), MAX_REPORTS - 1);
+        assert!(of_locked.iter().copied().eq(2 * MAX_REPORTS as u64 + 1..3 * MAX_REPORTS as u64));
+        // All room is there again.
+        (0..MAX_REPORTS as u64).for_each(|micros| _ = pending_reports.add(9, report(micros)));
+        assert_eq!(told(9).len(), MAX_REPORTS);
     }
 }

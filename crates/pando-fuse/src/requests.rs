@@ -485,6 +485,7 @@ impl MountState {
                 | Asked::Unstored
                 | Asked::Together(..)
                 | Asked::Alike(..)
+                | Asked::Mounted(..)
         );
         if !reads && !shows.adds_to_source() {
             return Err(pando_fs::Error::Access("snapshots".into()).into());

@@ -374,8 +374,17 @@ fn data_is_written_once_at_every_call_size() {
             let after = device.stats();
             let ratio = (after.write_bytes - before.write_bytes) as f64 / bytes.len() as f64;
             let reads = after.reads - before.reads;
-            println!("writeback {writeback}, calls of {call}: {ratio:.3} written a byte, {reads} reads");
-            assert!(ratio <= most && reads <= 8, "writeback {writeback}, {call}: {ratio}, {reads} reads");
+            let read = after.read_bytes - before.read_bytes;
+            println!(
+                "writeback {writeback}, calls of {call}: {ratio:.3} written a byte, {reads} reads of {read} bytes"
+            );
+            // A block is read where what is written of it comes in two parts, and is stored in between. With a
+            // write-back cache the kernel decides when, and on a busy machine it does so some more times.
+            let few = reads <= 24 && read <= 3 << 20;
+            assert!(
+                ratio <= most && few,
+                "writeback {writeback}, {call}: {ratio}, {reads} reads of {read} bytes"
+            );
             drop(file);
             assert!(fs::read(w.path("f")).unwrap() == bytes);
         }
@@ -459,11 +468,24 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Has the kernel write a file out as in the background: nobody is told of an error.
+/// The pages of a file that the kernel is writing out, if it tells (Linux 6.5 on).
+fn being_written(file: &File) -> Option<u64> {
+    /// Number of the call cachestat(2).
+    const CACHESTAT: libc::c_long = 451;
+    // All of the file; pages in the cache, dirty ones, those that are written out, and two counts of evicted ones.
+    let (range, mut counts) = ([0u64; 2], [0u64; 5]);
+    // SAFETY: the descriptor is open, and the kernel reads and writes no more than these two.
+    let done = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), counts.as_mut_ptr(), 0) };
+    (done == 0).then_some(counts[2])
+}
+
+/// Has the kernel write a file out as in the background: nobody is told of an error. Returns once that is over.
 fn write_unheard(file: &File) {
     // SAFETY: the descriptor is open.
     unsafe { libc::sync_file_range(file.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    // Before 6.16 the kernel counts no page while the server has it.
     std::thread::sleep(Duration::from_millis(300));
+    soon("pages are written out for ever", || being_written(file).unwrap_or(0) == 0);
 }
 
 /// What did not fit when the kernel wrote it out is seen by readers; so no sync succeeds until it is stored, which it is

@@ -215,6 +215,25 @@ fn a_whole_snapshot_that_is_to_replace_a_directory_is_told_how() {
     b.ok(&["check", "a.img"]);
 }
 
+/// The directory went, and its snapshots, that of the source too, were orphans, which was not said.
+#[test]
+fn a_part_of_a_snapshot_that_is_to_replace_its_directory_is_refused() {
+    let b = mounted!();
+    b.sh("mkdir -p m/up/p/sub; echo one > m/up/p/sub/f");
+    b.ok(&["snapshot", "create", "m/up/p", "s"]);
+    for source in ["m/up/p/sub@s", "m/up/p/sub/f@s"] {
+        b.fails(&["clone", "--replace", source, "m/up/p"], 1, "pando rollback");
+        b.fails(&["clone", "--replace", source, "m/up"], 1, "another name");
+    }
+    b.fails(&["restore-file", "--replace", "m/up/p/sub@s", "--to", "m/up"], 1, "another name");
+    b.fails(&["restore-file", "--replace", "m/up/p@s", "--to", "m/up"], 1, "another name");
+    assert_eq!(b.sh("ls m/up/p/.snapshots; cat m/up/p/sub/f"), "s\none\n");
+    b.ok(&["clone", "m/up/p/sub@s", "m/old"]);
+    b.umount();
+    b.fails(&["clone", "--replace", "a.img:/up/p/.snapshots/s/sub", "a.img:/up/p"], 1, "another name");
+    b.ok(&["check", "a.img"]);
+}
+
 /// The snapshot was put beside what it was to replace, and stayed there.
 #[test]
 fn a_whole_snapshot_that_may_not_replace_something_leaves_nothing_behind() {

@@ -63,6 +63,44 @@ fn a_snapshot_that_is_mounted_is_not_deleted() {
     b.ok(&["check", "a.img"]);
 }
 
+/// On a read-only mount it said of those that were mounted, too, that it would delete them.
+#[test]
+fn a_dry_run_on_a_read_only_mount_knows_what_is_mounted() {
+    let Some(b) = for_root() else { return };
+    b.sh("mkdir -p m/p m/gone v w");
+    for (dir, name) in [("m/p", "a"), ("m/p", "b"), ("m/gone", "c"), ("m/gone", "d")] {
+        b.ok(&["snapshot", "create", dir, name]);
+    }
+    b.ok(&["mount", "-o", "snapshot=p@a", "a.img", "v"]);
+    b.ok(&["mount", "-o", "snapshot=gone@c", "a.img", "w"]);
+    b.sh("rmdir m/gone");
+    let check = |read_only: &str, gone: bool| {
+        let tells = |args: &[&str], leaves: &str, deletes: &str| {
+            let told = b.ok(args);
+            let is_right = told.contains(&format!("would leave {leaves}: it is mounted on"))
+                && told.contains(&format!("would delete {deletes}:"));
+            assert!(is_right, "{read_only}: {told}");
+        };
+        tells(&["snapshot", "delete", "-n", "m/p", "1.."], "1 a", "2 b");
+        if gone {
+            tells(&["snapshot", "orphans", "--delete", "-n", "m"], "3 c", "4 d");
+        }
+        let told = b.ok(&["snapshot", "prune", "-n", "m/p", "--keep-last", "1"]);
+        assert!(told.contains("would leave 1 a: it is mounted on"), "{read_only}: {told}");
+    };
+    check("writable", true);
+    b.sh("mount -o remount,bind,ro m");
+    check("a mount that may not be written to", false);
+    b.sh("mount -o remount,bind,rw m");
+    b.ok(&["umount", "v"]);
+    b.ok(&["umount", "w"]);
+    b.umount();
+    b.ok(&["mount", "-o", "ro", "a.img", "m"]);
+    b.ok(&["mount", "-o", "snapshot=p@a", "a.img", "v"]);
+    check("a read-only file system", false);
+    b.ok(&["umount", "v"]);
+}
+
 #[test]
 fn a_policy_leaves_a_snapshot_that_is_mounted_and_goes_on_with_others() {
     let Some(b) = for_root() else { return };

@@ -77,7 +77,7 @@ pub const FS: Layers = &[
     ("staying", &["error", "volume"]),
     ("forks", &["error", "format", "types", "path", "record", "volume", "uncounted", "frozen", "staying"]),
     ("policies", &["error", "format", "types", "path", "volume", "staying"]),
-    ("snapshotted", &["error", "format", "types", "path", "volume", "staying"]),
+    ("snapshotted", &["error", "format", "types", "path", "inode", "volume", "family", "staying"]),
     ("by_prefix", &["error", "volume", "staying", "forks", "policies", "snapshotted"]),
     ("directories", &["error", "types", "path", "scanned", "record", "lineage", "volume"]),
     (
@@ -361,6 +361,7 @@ pub const FS: Layers = &[
             "bill",
             "staying",
             "forks",
+            "snapshotted",
             "by_prefix",
             "holes",
             "orphan",

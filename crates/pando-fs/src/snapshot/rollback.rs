@@ -196,7 +196,7 @@ impl Fs {
 
     /// Clones the snapshot with the root `root` to `dst`, which must not exist (EEXIST) unless `replace`: then what is
     /// there is removed in the same batch. Rights as for a clone of any directory. EINVAL if that is the directory of
-    /// the snapshot, which a rollback sets back.
+    /// the snapshot, which a rollback sets back, or one above it.
     pub fn clone_snapshot(
         &self,
         by: Authority<'_>,
@@ -225,15 +225,7 @@ impl Fs {
             let target = self.child(&at, to)?;
             match &target {
                 Some(_) if !replace => return Err(Error::Exists(show(dst.1)).into()),
-                Some(target) => {
-                    rights.may_remove(&new, target)?;
-                    if let Some(family) = self.family(target.ino)?
-                        && self.db.get(&system::snapshot(family.id, number))?.is_some()
-                    {
-                        let text = "a snapshot does not replace its own directory; see pando rollback";
-                        return Err(Error::Invalid(text.into()).into());
-                    }
-                }
+                Some(target) => rights.may_remove(&new, target)?,
                 None => {
                     self.may_enter(&new, to)?;
                     rights.may_add(&new)?;
@@ -246,6 +238,7 @@ impl Fs {
             let mut bill = Bill::default();
             let mut removal = None;
             if let Some(target) = &target {
+                self.may_be_replaced_by(target, &path::contents(&at.contents, to)?, number)?;
                 let (around, gone) = self.going(wanted, &end, target)?;
                 bill.subtract(around, gone);
                 removal = Some(self.remove_all(rights, &mut batch, &end, (target, &Staying::new()), now)?);

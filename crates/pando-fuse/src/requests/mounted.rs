@@ -18,7 +18,8 @@ use crate::{
 };
 
 impl MountState {
-    /// Those of the source, or of directories that are gone. Whoever may delete them may ask.
+    /// Those of the source, or of directories that are gone. Whoever may delete them may ask, or could if the file
+    /// system were not read-only.
     pub(super) fn mounted_snapshots(
         &self,
         c: &Context,

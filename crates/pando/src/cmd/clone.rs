@@ -15,10 +15,11 @@ use crate::{cmd::past, exit, offline, place};
 #[command(
     after_help = "The clone's root keeps owner, mode and times, as cp -a would. The owner of SRC and root
 may clone it, to where they may create files. A directory is replaced only if it may be
-removed as a whole: see pando rm --help. PATH@SNAPSHOT as SRC is what PATH was in a snapshot of it,
-or of a directory above it. SRC and DST may also be IMAGE:/PATH, in an image that
-is not mounted. DST may lie inside SRC: the clone is of the moment before. Where many clones
-lie in SRC, exclude the directory that holds them.
+removed as a whole: see pando rm --help. Its snapshots stay, without a directory: pando snapshot
+orphans lists them. What is in a snapshot of it does not replace it.
+PATH@SNAPSHOT as SRC is what PATH was in a snapshot of it, or of a directory above it. SRC and
+DST may also be IMAGE:/PATH, in an image that is not mounted. DST may lie inside SRC: the
+clone is of the moment before. Where many clones lie in SRC, exclude the directory that holds them.
 Everything that was written before the command is in it. Of what programs write meanwhile, pages are
 taken as the kernel hands them over, so a later write may be in it and an earlier one not, unless
 fsync, close or the mount option writeback=off puts them in order.

@@ -125,8 +125,8 @@ pub fn delete(dir: &Path, all: &[SnapshotInfo], which: &[&SnapshotInfo], mode: D
     tell_dry(dir, &all.iter().collect::<Vec<_>>(), &sized, mode)
 }
 
-/// Where snapshots of `dir`, or of directories that are gone, are mounted. Error if the caller may not delete them. Of
-/// a file system that is read-only this is not known, and a dry run tells all others of what it would do.
+/// Where snapshots of `dir`, or of directories that are gone, are mounted. Error if the caller may not delete them. A
+/// daemon of an earlier version does not tell, and then a dry run tells of all others what it would do.
 pub fn mounted(dir: &Path, gone: bool) -> Result<BTreeMap<u32, PathBuf>> {
     match place::retried(|| Ok(tool::mounted_snapshots(dir, gone)?)) {
         Err(e) if [libc::EROFS, libc::EINVAL].iter().any(|errno| failed_with(&e, *errno)) => {

@@ -287,14 +287,11 @@ fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
 
 fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Path, dir: &Path) -> Result<()> {
     if args.daemon {
-        // The parent's terminal must not end it. Fails only for a group leader, which a child is not.
-        let _ = rustix::process::setsid();
         logging::to_daemon_log(args.log_file.as_deref()).context("opening the log")?;
         std::env::set_current_dir("/")?;
     } else {
         logging::to_terminal();
     }
-    session_nice::set(session_nice)?;
     idle_memory::give_back_when_idle();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
     let options = MountOptions::default()
@@ -331,6 +328,11 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
             return Err(e.into());
         }
     };
+    if args.daemon {
+        // The parent's terminal must not end it. Fails only for a group leader, which a child is not. Not before the
+        // mount is there: automount(8) knows by the process group who may look for the directory.
+        let _ = rustix::process::setsid();
+    }
     guard::post(mount.abort_file());
     let (at, ender, ends) = (mount.dir().to_owned(), mount.ender(), mount.ender());
     let handle = signals.handle();
@@ -342,13 +344,13 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
             ends.end();
         }
     })?;
-    let ready = if args.daemon { announce() } else { Ok(()) };
-    if !args.daemon {
+    let ready = session_nice::set(session_nice).and_then(|()| if args.daemon { announce() } else { Ok(()) });
+    if !args.daemon && ready.is_ok() {
         let status = format!("{} on {}", image.display(), dir.display());
         tell_manager(&[NotifyState::Ready, NotifyState::Status(&status)]);
     }
     if ready.is_err() {
-        // The program that started it is gone and expects no mount.
+        // The program that started it is gone, or expects no mount.
         let _ = ender.unmount(How::Lazy);
     }
     let served = mount.serve();
@@ -362,7 +364,7 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
     }
     let result = close(&fs, image, record)
         .and_then(|()| served.with_context(|| format!("{}", dir.display())))
-        .and_then(|()| ready.context("telling that the mount is ready"));
+        .and(ready);
     // `pando umount` waits until this process ends. Freeing a large cache piece by piece would take longer than
     // closing did; the system frees all of it at once.
     pando_fuse::exit(i32::from(result.as_ref().map_or_else(exit::report, |()| exit::OK)))
@@ -402,7 +404,7 @@ fn close(fs: &Fs, image: &Path, record: Record) -> Result<()> {
 /// Tells the parent that the mount is usable, and detaches from its terminal.
 fn announce() -> Result<()> {
     let mut out = std::io::stdout();
-    out.write_all(b"ready\n").and_then(|()| out.flush())?;
+    out.write_all(b"ready\n").and_then(|()| out.flush()).context("telling that the mount is ready")?;
     let null = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&null)?;
     rustix::stdio::dup2_stderr(&null)?;

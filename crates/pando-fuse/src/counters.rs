@@ -84,6 +84,7 @@ pub struct Counters {
     caught: AtomicU64,
     missed: AtomicU64,
     yielded: AtomicU64,
+    put_off: AtomicU64,
     followed: AtomicU64,
     held_awake: AtomicU64,
     handed_over: AtomicU64,
@@ -99,6 +100,8 @@ pub struct Polling {
     pub missed: u64,
     /// How often polling left the CPU to another program for a while.
     pub yielded: u64,
+    /// How often polling was put off for some requests, because it had found nothing again.
+    pub put_off: u64,
     /// How often the thread moved to the CPU of the program whose request it answered.
     pub followed: u64,
     /// How often it began to keep idle CPUs from halting.
@@ -112,6 +115,7 @@ impl Default for Counters {
             caught: AtomicU64::new(0),
             missed: AtomicU64::new(0),
             yielded: AtomicU64::new(0),
+            put_off: AtomicU64::new(0),
             followed: AtomicU64::new(0),
             held_awake: AtomicU64::new(0),
             handed_over: AtomicU64::new(0),
@@ -142,6 +146,10 @@ impl Counters {
 
     pub(crate) fn yielded(&self) {
         self.yielded.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn put_off(&self) {
+        self.put_off.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn followed(&self) {
@@ -176,6 +184,7 @@ impl Counters {
             caught: self.caught.load(Ordering::Relaxed),
             missed: self.missed.load(Ordering::Relaxed),
             yielded: self.yielded.load(Ordering::Relaxed),
+            put_off: self.put_off.load(Ordering::Relaxed),
             followed: self.followed.load(Ordering::Relaxed),
             held_awake: self.held_awake.load(Ordering::Relaxed),
         }

@@ -3,10 +3,10 @@
 //! A notification of an entry waits in the kernel for the lock of its directory, and a program that lists the
 //! directory into memory whose pages do not come can hold that lock for any time. So threads of this module send the
 //! notifications, one for a directory at a time, shared among the directories' owners as in `workers`. Guarantee: the
-//! notifications of a directory are sent in order; until then the kernel may show an entry as it was. What waits is
-//! bounded: beyond [`MAX_REPORTS`] the oldest of the directory with most are left out. Of such an entry the kernel may
-//! go on showing the attributes that it knows, until it needs the memory; a call on what is gone fails (ESTALE), and
-//! its name is then looked up.
+//! notifications of a directory are sent in order; until then the kernel may show an entry as it was. The reports that
+//! wait are bounded: beyond [`MAX_REPORTS`] the oldest of the directory with most are left out, where the last one is
+//! kept as long as there is a directory with two. Of the entry of a report that was left out the kernel may go on
+//! showing what it knows, a name that was absent as absent too, until it needs the memory. Directories are not bounded.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -5,7 +5,7 @@
 //! system of the kernel does that work in the time of the programs that ask for it, and in threads of the kernel. So
 //! the daemon asks for a larger share. Without autogroups nothing is done. Uses procfs only.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path, thread, time::Duration};
 
 use anyhow::{Result, anyhow};
 use nix::unistd::{getpid, getsid};
@@ -14,6 +14,9 @@ use nix::unistd::{getpid, getsid};
 const DEFAULT_NICE: i32 = -10;
 /// Writing here gives the session of this process a nice value.
 const AUTOGROUP_FILE: &str = "/proc/self/autogroup";
+/// How often that is tried again, a count, and how long after the last time.
+const MAX_TRIES: u32 = 20;
+const TURN_PAUSE: Duration = Duration::from_millis(50);
 
 /// Gives the session of this process the nice value `wanted`, or the usual one if this user may.
 ///
@@ -23,7 +26,7 @@ pub fn set(wanted: Option<i32>) -> Result<()> {
     let nice = wanted.unwrap_or(DEFAULT_NICE);
     // Of a session beyond this namespace of processes the id is 0, which rustix cannot tell.
     let done = if getsid(None).is_ok_and(|session| session == getpid()) {
-        fs::write(AUTOGROUP_FILE, nice.to_string()).map_err(anyhow::Error::from)
+        write(nice).map_err(anyhow::Error::from)
     } else {
         Err(anyhow!(
             "other programs belong to this session too; start it by setsid(1), or without --foreground"
@@ -36,4 +39,16 @@ pub fn set(wanted: Option<i32>) -> Result<()> {
         return Ok(());
     }
     Err(e.context(format!("session_nice={nice}")))
+}
+
+/// Gives this session a nice value. Users other than root may do so once in a while only, all of them together.
+fn write(nice: i32) -> io::Result<()> {
+    let mut tries = 0;
+    loop {
+        match fs::write(AUTOGROUP_FILE, nice.to_string()) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock && tries < MAX_TRIES => tries += 1,
+            done => return done,
+        }
+        thread::sleep(TURN_PAUSE);
+    }
 }

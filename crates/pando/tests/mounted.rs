@@ -342,6 +342,21 @@ fn every_way_to_unmount_leaves_a_clean_image_that_can_be_mounted_at_once() {
     b.ok(&["check", "a.img"]);
 }
 
+/// As under nohup(1): the daemon is not in the session of the terminal any more when it is there, and can be told to end.
+#[test]
+fn what_its_caller_ignores_ends_a_daemon_all_the_same() {
+    let b = mounted!();
+    for signal in ["INT", "HUP"] {
+        b.umount();
+        let program = b.command(&[]).get_program().to_str().unwrap().to_owned();
+        b.sh(&format!("trap '' {signal}; {program} mount a.img m"));
+        let pid = b.daemon();
+        b.sh(&format!("kill -{signal} {pid}"));
+        b.sh(&format!("n=0; while [ -e /proc/{pid} ]; do n=$((n+1)); [ $n -lt 2000 ]; sleep 0.01; done"));
+        b.mount();
+    }
+}
+
 /// The daemon does the work of all programs that use the mount, and gets more of busy CPUs than one of them.
 #[test]
 fn the_session_of_a_daemon_has_the_nice_value_that_was_asked_for() {
@@ -355,7 +370,13 @@ fn the_session_of_a_daemon_has_the_nice_value_that_was_asked_for() {
         return;
     }
     let own = fs::read_to_string("/proc/self/autogroup").unwrap();
-    assert_eq!(nice(), Some(-10));
+    let first = nice();
+    b.umount();
+    if !b.run(&["mount", "-o", "session_nice=-1", "a.img", "m"]).status.success() {
+        eprintln!("SKIPPED: this root may not ask for more");
+        return;
+    }
+    assert_eq!((first, nice()), (Some(-10), Some(-1)));
     for (option, want) in [("session_nice=0", 0), ("session_nice=-3", -3), ("session_nice=19", 19)] {
         b.umount();
         b.ok(&["mount", "-o", option, "a.img", "m"]);
@@ -374,7 +395,7 @@ fn the_session_of_a_daemon_has_the_nice_value_that_was_asked_for() {
     let mut service = Command::new("setsid");
     service.arg(b.command(&[]).get_program()).args(["mount", "-f", "a.img", "m"]).current_dir(b.path(""));
     let mut service = service.spawn().unwrap();
-    b.sh("until grep -q \" $PWD/m \" /proc/mounts; do sleep 0.01; done");
+    b.sh("n=0; until grep -q \" $PWD/m \" /proc/mounts; do n=$((n+1)); [ $n -lt 2000 ]; sleep 0.01; done");
     assert_eq!((nice(), b.daemon()), (Some(-10), service.id()));
     b.umount();
     assert!(service.wait().unwrap().success());

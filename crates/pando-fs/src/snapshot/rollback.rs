@@ -232,13 +232,16 @@ impl Fs {
                 }
             }
             let _target = target.as_ref().map(|target| tries.exclusive(&target.tree)).transpose()?;
+            if let Some(target) = &target {
+                // It reads of each directory below that has snapshots, for which nobody else is to wait.
+                self.may_be_replaced_by(target, &path::contents(&at.contents, to)?, number)?;
+            }
             let accounts = self.lock_accounts();
             let now = self.now();
             let mut batch = Batch::new();
             let mut bill = Bill::default();
             let mut removal = None;
             if let Some(target) = &target {
-                self.may_be_replaced_by(target, &path::contents(&at.contents, to)?, number)?;
                 let (around, gone) = self.going(wanted, &end, target)?;
                 bill.subtract(around, gone);
                 removal = Some(self.remove_all(rights, &mut batch, &end, (target, &Staying::new()), now)?);

@@ -25,7 +25,10 @@ pub fn mounted_snapshots(path: &Path, gone: bool) -> Result<Vec<(u32, PathBuf)>,
         };
         let told = client::mounted(&dir, token, Asked::Mounted(from, gone));
         let (mounted, next) = match (told, read_only) {
-            (Err(e), Some(read_only)) if e.errno() == Some(libc::EACCES) => return Err(read_only),
+            // As where no daemon tells.
+            (Err(e), Some(read_only)) if matches!(e.errno(), Some(libc::EACCES | libc::EPERM)) => {
+                return Err(read_only);
+            }
             (told, _) => told?,
         };
         all.extend(mounted);

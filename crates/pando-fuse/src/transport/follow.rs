@@ -12,10 +12,11 @@
 //! replaced by another one (execve(2)), while it may wait for an answer of ours. So a thread of its own reads it, and
 //! what it found counts for one of the next answers.
 //!
-//! Guarantees: at most one look in [`LOOK_INTERVAL`], and none without requests; no move while a CPU is idle; a thread
-//! that answers never waits for another program; the CPUs that it may use are after a move those that they were. Where
-//! the program cannot be seen (it is in another namespace of processes, or there is no procfs) nothing is done. Knows
-//! nothing of the protocol.
+//! Guarantees: after a look the next one is not due before [`LOOK_INTERVAL`]; no move where polling finds most
+//! requests, or where fewer threads are runnable than there are CPUs; a thread that answers never waits for another
+//! program; a thread that was moved may use the CPUs that it could use before. Where the program cannot be seen (it
+//! is in another namespace of processes, or there is no procfs) nothing is done; where procfs is that of another
+//! namespace, a wrong CPU may be found, which costs a move. Knows nothing of the protocol.
 
 use std::{
     fs::File,
@@ -44,8 +45,9 @@ const RUNNABLE_FIELD: usize = 3;
 
 /// Moves the thread that answers to the CPU of the program that asks.
 pub(crate) struct Follower {
-    /// CPUs that the threads may use, a count; zero: nothing is followed.
-    cpus: usize,
+    possible: bool,
+    /// The affinity of a thread that was moved, afterwards.
+    unmoved: CpuSet,
     state: Mutex<FollowState>,
     lookout: Arc<Lookout>,
     counters: Arc<Counters>,
@@ -80,37 +82,61 @@ struct LookOrder {
 impl Follower {
     /// For `threads` that read at the same time. With several of them the kernel chooses which one it wakes.
     pub(crate) fn new(threads: usize, counters: Arc<Counters>) -> Self {
-        let cpus = sched_getaffinity(None).map_or(1, |allowed| allowed.count() as usize);
-        let cpus = if threads == 1 && cpus > 1 { cpus } else { 0 };
         let state = Mutex::new(FollowState::new(Instant::now()));
-        Self { cpus, state, lookout: Arc::default(), counters }
+        let unmoved = std::thread::spawn(unmoved).join().ok().flatten();
+        let possible = threads == 1 && unmoved.is_some();
+        let unmoved = unmoved.unwrap_or_else(CpuSet::new);
+        Self { possible, unmoved, state, lookout: Arc::default(), counters }
     }
 
     /// To be called by the thread that is going to answer a request of the thread `caller`, which is 0 if it cannot be
     /// seen from here. `polled`: the request was found by polling.
     pub(crate) fn answering(&self, caller: u32, polled: bool) {
-        if self.cpus == 0 {
+        if !self.possible || caller == 0 {
             return;
         }
-        if self.lookout.take().is_some_and(move_to) {
+        let (mut state, now) = (self.state.lock(), Instant::now());
+        // What was found for a stream that has ended says nothing about this request.
+        let found = self.lookout.take().filter(|_| now.duration_since(state.looked) < STREAM_TIME);
+        if found.is_some_and(|cpu| self.move_to(cpu)) {
             self.counters.followed();
         }
-        let mut state = self.state.lock();
-        if !state.is_due(polled, Instant::now()) || caller == 0 {
+        if !state.is_due(polled, now) {
             return;
         }
-        if runnable_threads().is_none_or(|n| n <= self.cpus) {
+        let Ok(allowed) = sched_getaffinity(None) else { return };
+        if runnable_threads().is_none_or(|n| n <= allowed.count() as usize) {
             return;
         }
         if !std::mem::replace(&mut state.started, true) {
             let lookout = self.lookout.clone();
             let look = move || lookout.run();
-            // Not joined: it may wait for a program that waits for somebody else. The process ends without it.
+            // Not joined: it may wait for a program that waits for somebody else. Where that wait cannot be killed,
+            // the guard of the mount cuts the connection.
             if let Err(e) = std::thread::Builder::new().name("pando-follow".into()).spawn(look) {
                 log::warn!("programs are not followed to their CPUs: {e}");
             }
         }
         self.lookout.ask(caller);
+    }
+
+    /// Moves the calling thread to another CPU, if it may run there; whether it did.
+    fn move_to(&self, cpu: usize) -> bool {
+        if sched_getcpu() == cpu || cpu >= CpuSet::MAX_CPU {
+            return false;
+        }
+        if !sched_getaffinity(None).is_ok_and(|allowed| allowed.is_set(cpu)) {
+            return false;
+        }
+        let mut there = CpuSet::new();
+        there.set(cpu);
+        if sched_setaffinity(None, &there).is_err() {
+            return false;
+        }
+        if let Err(e) = sched_setaffinity(None, &self.unmoved) {
+            log::warn!("a thread that answers requests stays on CPU {cpu}: {e}");
+        }
+        true
     }
 }
 
@@ -181,7 +207,7 @@ fn runnable_threads() -> Option<usize> {
 fn last_cpu(thread: u32) -> Option<usize> {
     // A name of at most 64 bytes, which may hold anything, and 51 numbers of at most 20 digits.
     let mut text = [0; 1200];
-    let text = read_text(&format!("/proc/{thread}/stat"), &mut text)?;
+    let text = read_text(&format!("/proc/{thread}/task/{thread}/stat"), &mut text)?;
     let (_, fields) = text.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(CPU_FIELD)?.parse().ok()
 }
@@ -195,24 +221,14 @@ fn read_text<'b>(path: &str, buffer: &'b mut [u8]) -> Option<&'b str> {
     std::str::from_utf8(text).ok()
 }
 
-/// Moves the calling thread to another CPU, if it may run there; whether it did.
-fn move_to(cpu: usize) -> bool {
-    if sched_getcpu() == cpu || cpu >= CpuSet::MAX_CPU {
-        return false;
-    }
-    let Ok(allowed) = sched_getaffinity(None) else { return false };
-    if !allowed.is_set(cpu) {
-        return false;
-    }
-    let mut there = CpuSet::new();
-    there.set(cpu);
-    if sched_setaffinity(None, &there).is_err() {
-        return false;
-    }
-    if let Err(e) = sched_setaffinity(None, &allowed) {
-        log::warn!("a thread that answers requests stays on CPU {cpu}: {e}");
-    }
-    true
+/// All CPUs, if this process may use every CPU that its control group has, which may be others later; else those that
+/// it was given. To be called by a thread of its own, whose affinity it changes.
+fn unmoved() -> Option<CpuSet> {
+    let allowed = sched_getaffinity(None).ok()?;
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+    let is_free = sched_setaffinity(None, &all).is_ok() && sched_getaffinity(None).ok()? == allowed;
+    Some(if is_free { all } else { allowed })
 }
 
 #[cfg(test)]
@@ -234,6 +250,7 @@ mod tests {
     fn a_thread_is_found_where_it_was_moved_and_may_go_on_from_there() {
         thread::spawn(|| {
             let Some((allowed, first, second)) = two_cpus() else { return };
+            let follower = Follower::new(1, Arc::default());
             let mut one = CpuSet::new();
             for cpu in [second, first, second] {
                 one.clear();
@@ -241,13 +258,13 @@ mod tests {
                 sched_setaffinity(None, &one).unwrap();
                 let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
                 assert_eq!(last_cpu(tid), Some(cpu));
-                assert!(!move_to(first + second - cpu), "to a CPU that it may not use");
+                assert!(!follower.move_to(first + second - cpu), "to a CPU that it may not use");
                 assert_eq!(sched_getaffinity(None).unwrap(), one);
             }
             let begin = Instant::now();
             sched_setaffinity(None, &allowed).unwrap();
             // Somebody else may move it meanwhile.
-            while !move_to(first) {
+            while !follower.move_to(first) {
                 assert!(begin.elapsed() < Duration::from_secs(20), "never moved to CPU {first}");
                 one.clear();
                 one.set(second);
@@ -296,8 +313,25 @@ mod tests {
         assert_eq!(looks(&[true, false, false, false], &[1, 2, 3, 6]), [false, false, false, true]);
     }
 
+    /// A process that was given a CPU keeps to it.
+    #[test]
+    fn a_thread_with_an_affinity_of_its_own_has_it_again() {
+        thread::spawn(|| {
+            let Some((allowed, first, _)) = two_cpus() else { return };
+            let all = Follower::new(1, Arc::default()).unmoved;
+            sched_setaffinity(None, &all).unwrap();
+            assert_eq!(sched_getaffinity(None).unwrap(), allowed, "unless somebody has pinned these tests");
+            let mut one = CpuSet::new();
+            one.set(first);
+            sched_setaffinity(None, &one).unwrap();
+            assert_eq!(Follower::new(1, Arc::default()).unmoved, one);
+        })
+        .join()
+        .unwrap();
+    }
+
     #[test]
     fn several_readers_follow_nobody() {
-        assert_eq!(Follower::new(2, Arc::default()).cpus, 0);
+        assert!(!Follower::new(2, Arc::default()).possible);
     }
 }

@@ -93,10 +93,10 @@ use crate::{
                      takes longer than a request in a virtual machine (auto: if
                      root mounts in a guest with the haltpoll driver and at
                      most 16 CPUs)
-  session_nice=N     nice value, -20 to 19, of the daemon's session, which says how
-                     much of the CPUs the daemon gets while others keep them busy
-                     (-10 if root mounts, else 0); see sched(7), autogroup. With
-                     --foreground only as a session of its own, as a service is
+  session_nice=N     nice value, -20 to 19, of the daemon's session: how much of the
+                     CPUs the daemon gets while others keep them busy (-10 where it
+                     may, as root; else 0); see sched(7). With --foreground only as
+                     a session of its own, as a service is
 
 The daemon ends when the file system is unmounted. SIZE is as for pando mkfs.
 
@@ -293,7 +293,12 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
         logging::to_terminal();
     }
     idle_memory::give_back_when_idle();
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    // Until the daemon has a session of its own, what its caller ignores does not unmount it (nohup(1), and what a
+    // script starts in the background).
+    let signals = [SIGTERM, SIGINT, SIGHUP];
+    let ignored = if args.daemon { ignored_signals() } else { 0 };
+    let is_ignored = |signal: &i32| ignored >> (signal - 1) & 1 == 1;
+    let mut caught = Signals::new(signals.iter().filter(|&signal| !is_ignored(signal)))?;
     let options = MountOptions::default()
         .cache_bytes(args.cache.map_or_else(memory::mount_cache_bytes, |c| c.0))
         .read_only(settings.read_only)
@@ -332,12 +337,16 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
         // The parent's terminal must not end it. Fails only for a group leader, which a child is not. Not before the
         // mount is there: automount(8) knows by the process group who may look for the directory.
         let _ = rustix::process::setsid();
+        signals
+            .iter()
+            .filter(|&signal| is_ignored(signal))
+            .try_for_each(|&signal| caught.add_signal(signal))?;
     }
     guard::post(mount.abort_file());
     let (at, ender, ends) = (mount.dir().to_owned(), mount.ender(), mount.ender());
-    let handle = signals.handle();
+    let handle = caught.handle();
     let watcher = std::thread::Builder::new().name("pando-signals".into()).spawn(move || {
-        for signal in signals.forever() {
+        for signal in caught.forever() {
             tell_manager(&[NotifyState::Stopping]);
             log::warn!("signal {signal}: unmounting {}", at.display());
             // Unmounts as umount would, and by force if the mount is in use.
@@ -349,8 +358,10 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
         let status = format!("{} on {}", image.display(), dir.display());
         tell_manager(&[NotifyState::Ready, NotifyState::Status(&status)]);
     }
-    if ready.is_err() {
-        // The program that started it is gone, or expects no mount.
+    // At once, as the program that started it waits for that.
+    let refused = ready.err().map(|e| exit::report(&e));
+    if refused.is_some() {
+        // That program is gone, or expects no mount.
         let _ = ender.unmount(How::Lazy);
     }
     let served = mount.serve();
@@ -362,12 +373,19 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
     if let Err(e) = &served {
         log::error!("{}: {e}", dir.display());
     }
-    let result = close(&fs, image, record)
-        .and_then(|()| served.with_context(|| format!("{}", dir.display())))
-        .and(ready);
+    let result =
+        close(&fs, image, record).and_then(|()| served.with_context(|| format!("{}", dir.display())));
     // `pando umount` waits until this process ends. Freeing a large cache piece by piece would take longer than
     // closing did; the system frees all of it at once.
-    pando_fuse::exit(i32::from(result.as_ref().map_or_else(exit::report, |()| exit::OK)))
+    let code = result.as_ref().map_or_else(exit::report, |()| exit::OK);
+    pando_fuse::exit(i32::from(refused.unwrap_or(code)))
+}
+
+/// The signals that this process ignores, a bit each from the lowest on, as it was started to.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Tells the manager of services that started this program, where one did and wants to know (NOTIFY_SOCKET).

@@ -93,10 +93,10 @@ use crate::{
                      takes longer than a request in a virtual machine (auto: if
                      root mounts in a guest with the haltpoll driver and at
                      most 16 CPUs)
-  session_nice=N     nice value, -20 to 19, of the daemon's session: how much of the
-                     CPUs the daemon gets while others keep them busy (-10 where it
-                     may, as root; else 0); see sched(7). With --foreground only as
-                     a session of its own, as a service is
+  session_nice=N     nice value, -20 to 19, of the daemon's session: how much of
+                     the CPUs the daemon gets while others keep them busy (-10
+                     where it may, as root; else 0); see sched(7). With
+                     --foreground only as a session of its own, as a service
 
 The daemon ends when the file system is unmounted. SIZE is as for pando mkfs.
 

@@ -8,8 +8,7 @@
 //! Called by another name it is a helper of mount(8) and its like: see `helper`.
 //!
 //! From the ground up: `exit`, `size`, `uuid`, `closing`, `logging`, `idle_memory`, `session_nice`, `place`,
-//! `below`; `image`,
-//! `offline`, `change`, `report`, `tree`, `stream`; `cmd`; `help`, `helper`.
+//! `below`; `image`, `offline`, `change`, `report`, `tree`, `stream`; `cmd`; `help`, `helper`.
 
 mod below;
 mod change;

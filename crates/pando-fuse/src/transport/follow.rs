@@ -22,7 +22,7 @@ use std::{
     fs::File,
     io::Read,
     sync::{
-        Arc,
+        Arc, Once,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -50,6 +50,8 @@ pub(crate) struct Follower {
     unmoved: CpuSet,
     state: Mutex<FollowState>,
     lookout: Arc<Lookout>,
+    /// The thread that looks was started, or could not be.
+    started: Once,
     counters: Arc<Counters>,
 }
 
@@ -59,8 +61,6 @@ struct FollowState {
     requests: u32,
     /// Of these, the ones that polling found.
     polled: u32,
-    /// There is a thread that looks, or there can be none.
-    started: bool,
 }
 
 /// What is shared with the thread that looks.
@@ -86,7 +86,7 @@ impl Follower {
         let unmoved = std::thread::spawn(unmoved).join().ok().flatten();
         let possible = threads == 1 && unmoved.is_some();
         let unmoved = unmoved.unwrap_or_else(CpuSet::new);
-        Self { possible, unmoved, state, lookout: Arc::default(), counters }
+        Self { possible, unmoved, state, lookout: Arc::default(), started: Once::new(), counters }
     }
 
     /// To be called by the thread that is going to answer a request of the thread `caller`, which is 0 if it cannot be
@@ -95,20 +95,23 @@ impl Follower {
         if !self.possible || caller == 0 {
             return;
         }
-        let (mut state, now) = (self.state.lock(), Instant::now());
+        let now = Instant::now();
+        let (is_fresh, is_due) = {
+            let mut state = self.state.lock();
+            (now.duration_since(state.looked) < STREAM_TIME, state.is_due(polled, now))
+        };
         // What was found for a stream that has ended says nothing about this request.
-        let found = self.lookout.take().filter(|_| now.duration_since(state.looked) < STREAM_TIME);
-        if found.is_some_and(|cpu| self.move_to(cpu)) {
+        if self.lookout.take().filter(|_| is_fresh).is_some_and(|cpu| self.move_to(cpu)) {
             self.counters.followed();
         }
-        if !state.is_due(polled, now) {
+        if !is_due {
             return;
         }
         let Ok(allowed) = sched_getaffinity(None) else { return };
         if runnable_threads().is_none_or(|n| n <= allowed.count() as usize) {
             return;
         }
-        if !std::mem::replace(&mut state.started, true) {
+        self.started.call_once(|| {
             let lookout = self.lookout.clone();
             let look = move || lookout.run();
             // Not joined: it may wait for a program that waits for somebody else. Where that wait cannot be killed,
@@ -116,7 +119,7 @@ impl Follower {
             if let Err(e) = std::thread::Builder::new().name("pando-follow".into()).spawn(look) {
                 log::warn!("programs are not followed to their CPUs: {e}");
             }
-        }
+        });
         self.lookout.ask(caller);
     }
 
@@ -178,7 +181,7 @@ impl Lookout {
 
 impl FollowState {
     fn new(now: Instant) -> Self {
-        Self { looked: now, requests: 0, polled: 0, started: false }
+        Self { looked: now, requests: 0, polled: 0 }
     }
 
     /// Counts a request; whether it is time to look.
@@ -191,34 +194,33 @@ impl FollowState {
             return false;
         }
         let sleeps = self.polled * 2 < self.requests;
-        *self = Self { started: self.started, ..Self::new(now) };
+        *self = Self::new(now);
         is_stream && sleeps
     }
 }
 
 /// Threads that run or want to, of all programs.
 fn runnable_threads() -> Option<usize> {
-    let mut text = [0; 128];
-    let text = read_text("/proc/loadavg", &mut text)?;
+    let mut buffer = [0; 128];
+    let text = std::str::from_utf8(read("/proc/loadavg", &mut buffer)?).ok()?;
     text.split_ascii_whitespace().nth(RUNNABLE_FIELD)?.split_once('/')?.0.parse().ok()
 }
 
 /// The CPU on which a thread ran last. Waits while that thread becomes another program.
 fn last_cpu(thread: u32) -> Option<usize> {
     // A name of at most 64 bytes, which may hold anything, and 51 numbers of at most 20 digits.
-    let mut text = [0; 1200];
-    let text = read_text(&format!("/proc/{thread}/task/{thread}/stat"), &mut text)?;
-    let (_, fields) = text.rsplit_once(')')?;
+    let mut buffer = [0; 1200];
+    // Of the thread alone: the other file of this name adds up all threads of the process.
+    let status = read(&format!("/proc/{thread}/task/{thread}/stat"), &mut buffer)?;
+    let name_end = status.iter().rposition(|&byte| byte == b')')?;
+    let fields = std::str::from_utf8(status.get(name_end + 1..)?).ok()?;
     fields.split_ascii_whitespace().nth(CPU_FIELD)?.parse().ok()
 }
 
-/// What one read of a file gives, from the first to the last character that is text.
-fn read_text<'b>(path: &str, buffer: &'b mut [u8]) -> Option<&'b str> {
+/// What one read of a file gives.
+fn read<'b>(path: &str, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
     let n = File::open(path).and_then(|mut file| file.read(buffer)).ok()?;
-    let read = buffer.get(..n)?;
-    // The name of a thread may be cut within a character.
-    let text = read.iter().rposition(|&b| b == b')').and_then(|end| read.get(end..)).unwrap_or(read);
-    std::str::from_utf8(text).ok()
+    buffer.get(..n)
 }
 
 /// All CPUs, if this process may use every CPU that its control group has, which may be others later; else those that

@@ -76,19 +76,8 @@ impl Poller {
     pub(crate) fn new(limit: Duration, polite: bool, counters: Arc<Counters>) -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         let possible = cpus > 1 && !limit.is_zero();
-        let now = Instant::now();
-        let state = PollState {
-            ended: now,
-            score: 0,
-            caught: false,
-            in_vain: false,
-            put_off: 1,
-            left: 0,
-            resume: now,
-            pause: FIRST_PAUSE,
-            looked: None,
-        };
-        Self { possible, limit, polite, halting: None, counters, state: Mutex::new(state) }
+        let state = Mutex::new(PollState::new(Instant::now()));
+        Self { possible, limit, polite, halting: None, counters, state }
     }
 
     /// Keeps idle CPUs from halting while it polls, as `wanted`. Fails if that is asked for and cannot be had.
@@ -161,6 +150,20 @@ impl Poller {
 }
 
 impl PollState {
+    fn new(now: Instant) -> Self {
+        Self {
+            ended: now,
+            score: 0,
+            caught: false,
+            in_vain: false,
+            put_off: 1,
+            left: 0,
+            resume: now,
+            pause: FIRST_PAUSE,
+            looked: None,
+        }
+    }
+
     /// Polling was in vain. Once is how each stream ends.
     fn missed(&mut self, counters: &Counters) {
         if std::mem::replace(&mut self.in_vain, true) {
@@ -353,17 +356,7 @@ mod tests {
     fn losing_the_cpu_stops_polling_for_longer_and_longer() {
         let counters = Counters::default();
         let now = Instant::now();
-        let mut state = PollState {
-            ended: now,
-            score: MAX_SCORE,
-            caught: false,
-            in_vain: false,
-            put_off: 1,
-            left: 0,
-            resume: now,
-            pause: FIRST_PAUSE,
-            looked: None,
-        };
+        let mut state = PollState { score: MAX_SCORE, ..PollState::new(now) };
         let lose = |state: &mut PollState, begin: Instant| {
             assert!(state.may_poll(begin, true, &counters), "the first look only takes note");
             if let Some((_, lost)) = &mut state.looked {

@@ -295,10 +295,10 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
     idle_memory::give_back_when_idle();
     // Until the daemon has a session of its own, what its caller ignores does not unmount it (nohup(1), and what a
     // script starts in the background).
-    let signals = [SIGTERM, SIGINT, SIGHUP];
     let ignored = if args.daemon { ignored_signals() } else { 0 };
-    let is_ignored = |signal: &i32| ignored >> (signal - 1) & 1 == 1;
-    let mut caught = Signals::new(signals.iter().filter(|&signal| !is_ignored(signal)))?;
+    let (late, early): (Vec<i32>, Vec<i32>) =
+        [SIGTERM, SIGINT, SIGHUP].into_iter().partition(|signal| ignored >> (signal - 1) & 1 == 1);
+    let mut caught = Signals::new(early)?;
     let options = MountOptions::default()
         .cache_bytes(args.cache.map_or_else(memory::mount_cache_bytes, |c| c.0))
         .read_only(settings.read_only)
@@ -337,10 +337,7 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
         // The parent's terminal must not end it. Fails only for a group leader, which a child is not. Not before the
         // mount is there: automount(8) knows by the process group who may look for the directory.
         let _ = rustix::process::setsid();
-        signals
-            .iter()
-            .filter(|&signal| is_ignored(signal))
-            .try_for_each(|&signal| caught.add_signal(signal))?;
+        late.into_iter().try_for_each(|signal| caught.add_signal(signal))?;
     }
     guard::post(mount.abort_file());
     let (at, ender, ends) = (mount.dir().to_owned(), mount.ender(), mount.ender());

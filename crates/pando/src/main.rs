@@ -21,6 +21,7 @@ mod help;
 mod helper;
 mod idle_memory;
 mod image;
+mod inherited;
 mod logging;
 mod memory;
 mod offline;

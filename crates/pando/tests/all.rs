@@ -7,6 +7,7 @@ mod common;
 
 mod closing;
 mod cp;
+mod daemon;
 mod diff;
 mod direct_io;
 mod faithful;

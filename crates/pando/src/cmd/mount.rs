@@ -24,7 +24,7 @@ use signal_hook::{
 use crate::{
     closing::Record,
     exit::{self, Coded},
-    guard, idle_memory, image, logging, memory,
+    guard, idle_memory, image, inherited, logging, memory,
     one_version::{self, Version},
     place, report, session_nice,
     size::Size,
@@ -287,7 +287,10 @@ fn start_daemon(args: &Args, image: &Path, dir: &Path) -> Result<()> {
 
 fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Path, dir: &Path) -> Result<()> {
     if args.daemon {
+        let inherited = inherited::descriptors();
+        // One of them may be the log.
         logging::to_daemon_log(args.log_file.as_deref()).context("opening the log")?;
+        inherited::close(inherited);
         std::env::set_current_dir("/")?;
     } else {
         logging::to_terminal();
@@ -295,7 +298,7 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
     idle_memory::give_back_when_idle();
     // Until the daemon has a session of its own, what its caller ignores does not unmount it (nohup(1), and what a
     // script starts in the background).
-    let ignored = if args.daemon { ignored_signals() } else { 0 };
+    let ignored = if args.daemon { inherited::ignored_signals() } else { 0 };
     let (late, early): (Vec<i32>, Vec<i32>) =
         [SIGTERM, SIGINT, SIGHUP].into_iter().partition(|signal| ignored >> (signal - 1) & 1 == 1);
     let mut caught = Signals::new(early)?;
@@ -376,13 +379,6 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
     // closing did; the system frees all of it at once.
     let code = result.as_ref().map_or_else(exit::report, |()| exit::OK);
     pando_fuse::exit(i32::from(refused.unwrap_or(code)))
-}
-
-/// The signals that this process ignores, a bit each from the lowest on, as it was started to.
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 /// Tells the manager of services that started this program, where one did and wants to know (NOTIFY_SOCKET).

@@ -11,6 +11,7 @@ mod edges;
 mod expect;
 mod fail_nth;
 mod height;
+mod host_space;
 mod hot_values;
 mod image;
 mod into_itself;

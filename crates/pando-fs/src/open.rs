@@ -221,7 +221,9 @@ impl Fs {
     fn upgrade(db: &Db, label: &str, features: u64) -> Result<()> {
         let lineages = counter::decode("counter of lineages", db.get(&system::counter(counter::LINEAGE))?)?;
         let mut batch = pando_db::Batch::new();
-        batch.put(system::counter(counter::UNTRACKED), counter::encode(lineages.unwrap_or(1)));
+        let untracked = counter::encode(lineages.unwrap_or(1));
+        // A full image must open too, to be emptied.
+        counter::put_on_full(&mut batch, system::counter(counter::UNTRACKED), untracked);
         batch.put(system::cloned(), Time::now().encode());
         batch.put(system::format(), encode_format(label, features));
         Ok(db.write(batch)?)

@@ -1,7 +1,13 @@
 //! What a daemon has got from the program that started it and should not keep: open descriptors, and signals that are
-//! ignored. Uses procfs only; where there is none, everything is kept.
+//! ignored. Knows by procfs only: where there is none, everything is kept.
 
-use std::{fs, os::fd::RawFd};
+use std::{
+    fs,
+    os::fd::RawFd,
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use signal_hook::{consts::SIGCHLD, flag};
 
 /// The descriptors of this process but for standard input, output and errors.
 ///
@@ -29,4 +35,13 @@ pub fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+/// Sees to it that the exit codes of children are kept for this program, also if it was started to ignore that they
+/// end.
+pub fn expect_children() {
+    let ignored = ignored_signals() >> (SIGCHLD - 1) & 1 == 1;
+    if ignored && let Err(e) = flag::register(SIGCHLD, Arc::<AtomicBool>::default()) {
+        log::debug!("SIGCHLD stays ignored: {e}");
+    }
 }

@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     io::Read,
     os::unix::process::CommandExt,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
@@ -12,7 +13,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, getpgid, getsid, kill_process};
 
-use crate::common::has;
+use crate::common::{has, text};
 
 /// Most that a test waits for what takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -132,5 +133,97 @@ fn a_daemon_that_starts_stays_with_its_caller() {
             b.ok(&["umount", "n"]);
         }
     }
+    b.umount();
+}
+
+/// A control group that may have few threads; removed when it goes.
+struct FewThreads(PathBuf);
+
+impl FewThreads {
+    fn new() -> Option<FewThreads> {
+        let name = format!("pando-test-{}", std::process::id());
+        let dirs = ["/sys/fs/cgroup/pids", "/sys/fs/cgroup"].map(|dir| Path::new(dir).join(&name));
+        let groups = dirs.into_iter().filter(|dir| fs::create_dir(dir).is_ok()).map(FewThreads);
+        // Elsewhere it is a directory without that file.
+        let found = groups.into_iter().find(|group| group.0.join("pids.max").exists());
+        if found.is_none() {
+            eprintln!("SKIPPED: needs a control group that limits threads");
+        }
+        found
+    }
+
+    fn allow(&self, threads: u32) {
+        fs::write(self.0.join("pids.max"), threads.to_string()).unwrap();
+    }
+}
+
+impl Drop for FewThreads {
+    fn drop(&mut self) {
+        let begin = Instant::now();
+        // A daemon may still be ending.
+        while fs::remove_dir(&self.0).is_err() && begin.elapsed() < PATIENCE {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// At each number of threads the mount is there and serves, or the command fails with a reason and leaves nothing.
+#[test]
+fn a_mount_that_cannot_have_its_threads_leaves_nothing() {
+    let b = mounted!();
+    b.umount();
+    let Some(group) = FewThreads::new() else { return };
+    let mount = "echo $$ > \"$1\"/cgroup.procs && exec \"$0\" mount a.img m";
+    let (mut failed, mut enough) = (0, 0);
+    for threads in 1..60 {
+        group.allow(threads);
+        let done = Command::new("sh")
+            .args(["-c", mount, env!("CARGO_BIN_EXE_pando")])
+            .arg(&group.0)
+            .current_dir(b.path(""))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        if done.status.success() {
+            // A daemon that lacks threads may have to answer as it has told.
+            assert!(fs::read_dir(b.path("m")).is_ok(), "{threads} threads: mounted, and dead");
+            b.umount();
+            enough += 1;
+        } else {
+            let said = text(&done.stderr);
+            assert!(
+                !said.is_empty() && done.status.code() != Some(101),
+                "{threads} threads: {:?} {said}",
+                done.status
+            );
+            assert!(
+                fs::read_dir(b.path("m")).is_ok_and(|mut m| m.next().is_none()),
+                "{threads} threads: {said}"
+            );
+            let info = b.json(&["info", "--json", "a.img"]);
+            assert_eq!(info["state"].as_str(), Some("closed"), "{threads} threads: {said}");
+            failed += 1;
+        }
+        if enough > 3 {
+            break;
+        }
+    }
+    assert!(failed > 3 && enough > 3, "{failed} failed, {enough} had enough");
+}
+
+/// A program that does not wait for its children, as some supervisors do, gets the exit code all the same.
+#[test]
+fn a_caller_that_ignores_its_children_gets_the_exit_code() {
+    let b = mounted!();
+    b.sh("mkdir n");
+    // Not sh: some do not let go of this signal.
+    let done = Command::new("env")
+        .args(["--ignore-signal=CHLD", env!("CARGO_BIN_EXE_pando"), "mount", "a.img", "n"])
+        .current_dir(b.path(""))
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(done.status.code(), Some(4), "{}", text(&done.stderr));
+    assert!(!text(&done.stderr).contains("child"), "{}", text(&done.stderr));
     b.umount();
 }

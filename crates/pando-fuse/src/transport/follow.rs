@@ -46,7 +46,9 @@ const RUNNABLE_FIELD: usize = 3;
 /// Moves the thread that answers to the CPU of the program that asks.
 pub(crate) struct Follower {
     possible: bool,
-    /// The affinity of a thread that was moved, afterwards.
+    /// The CPUs that this process might use at first.
+    allowed: CpuSet,
+    /// The affinity of a thread that was moved, afterwards, as long as it is `allowed` what it was at first.
     unmoved: CpuSet,
     state: Mutex<FollowState>,
     lookout: Arc<Lookout>,
@@ -83,10 +85,12 @@ impl Follower {
     /// For `threads` that read at the same time. With several of them the kernel chooses which one it wakes.
     pub(crate) fn new(threads: usize, counters: Arc<Counters>) -> Self {
         let state = Mutex::new(FollowState::new(Instant::now()));
-        let unmoved = std::thread::spawn(unmoved).join().ok().flatten();
-        let possible = threads == 1 && unmoved.is_some();
-        let unmoved = unmoved.unwrap_or_else(CpuSet::new);
-        Self { possible, unmoved, state, lookout: Arc::default(), started: Once::new(), counters }
+        // Where no thread can be had, nobody is followed.
+        let look = || std::thread::Builder::new().spawn(affinities).ok()?.join().ok().flatten();
+        let found = if threads == 1 { look() } else { None };
+        let possible = found.is_some();
+        let (allowed, unmoved) = found.unwrap_or_else(|| (CpuSet::new(), CpuSet::new()));
+        Self { possible, allowed, unmoved, state, lookout: Arc::default(), started: Once::new(), counters }
     }
 
     /// To be called by the thread that is going to answer a request of the thread `caller`, which is 0 if it cannot be
@@ -128,15 +132,17 @@ impl Follower {
         if sched_getcpu() == cpu || cpu >= CpuSet::MAX_CPU {
             return false;
         }
-        if !sched_getaffinity(None).is_ok_and(|allowed| allowed.is_set(cpu)) {
+        let Some(allowed) = sched_getaffinity(None).ok().filter(|allowed| allowed.is_set(cpu)) else {
             return false;
-        }
+        };
         let mut there = CpuSet::new();
         there.set(cpu);
         if sched_setaffinity(None, &there).is_err() {
             return false;
         }
-        if let Err(e) = sched_setaffinity(None, &self.unmoved) {
+        // Somebody may have given the thread other CPUs since.
+        let back = if allowed == self.allowed { &self.unmoved } else { &allowed };
+        if let Err(e) = sched_setaffinity(None, back) {
             log::warn!("a thread that answers requests stays on CPU {cpu}: {e}");
         }
         true
@@ -223,14 +229,15 @@ fn read<'b>(path: &str, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
     buffer.get(..n)
 }
 
-/// All CPUs, if this process may use every CPU that its control group has, which may be others later; else those that
-/// it was given. To be called by a thread of its own, whose affinity it changes.
-fn unmoved() -> Option<CpuSet> {
+/// The CPUs that this process may use, and the affinity of a thread that goes on to use them: all CPUs, if it may use
+/// every CPU that its control group has, which may be others later. To be called by a thread of its own, whose affinity
+/// it changes.
+fn affinities() -> Option<(CpuSet, CpuSet)> {
     let allowed = sched_getaffinity(None).ok()?;
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
     let is_free = sched_setaffinity(None, &all).is_ok() && sched_getaffinity(None).ok()? == allowed;
-    Some(if is_free { all } else { allowed })
+    Some((allowed, if is_free { all } else { allowed }))
 }
 
 #[cfg(test)]

@@ -120,9 +120,12 @@ impl Halting {
         self.shared.dense.store(true, Ordering::Relaxed);
         let mut state = self.shared.state.lock();
         if !state.held {
+            // If it is refused it is not tried again.
             state.held = state.set(NO_LATENCY_MICROS);
-            self.shared.counters.held_awake();
-            self.shared.changed.notify_one();
+            if state.held {
+                self.shared.counters.held_awake();
+                self.shared.changed.notify_one();
+            }
         }
     }
 }

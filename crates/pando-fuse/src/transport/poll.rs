@@ -31,8 +31,8 @@ const GAP_SCORE: u32 = 4;
 const MAX_PUT_OFF_REQUESTS: u32 = 512;
 /// How often it is checked whether another program wants the CPU.
 const PREEMPTION_CHECK: Duration = Duration::from_millis(1);
-/// How long polling stops if one does: the first time, and at most. The pause doubles if that happens again soon
-/// after the last pause.
+/// How long polling stops if one does: after a while without, and at most. The pause doubles if that happens again soon
+/// after the last pause, and soon after the start.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const MAX_PAUSE: Duration = Duration::from_millis(40);
 const RESUMED_LATELY: Duration = Duration::from_millis(30);

@@ -189,6 +189,7 @@ impl Options {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    inherited::expect_children();
     let options = Options::parse(&args.options.join(","), args.sloppy)?;
     let args = &Args {
         cache: args.cache.or(options.cache),
@@ -340,24 +341,39 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
         // The parent's terminal must not end it. Fails only for a group leader, which a child is not. Not before the
         // mount is there: automount(8) knows by the process group who may look for the directory.
         let _ = rustix::process::setsid();
-        late.into_iter().try_for_each(|signal| caught.add_signal(signal))?;
     }
     guard::post(mount.abort_file());
     let (at, ender, ends) = (mount.dir().to_owned(), mount.ender(), mount.ender());
     let handle = caught.handle();
-    let watcher = std::thread::Builder::new().name("pando-signals".into()).spawn(move || {
-        for signal in caught.forever() {
-            tell_manager(&[NotifyState::Stopping]);
-            log::warn!("signal {signal}: unmounting {}", at.display());
-            // Unmounts as umount would, and by force if the mount is in use.
-            ends.end();
+    let mut watcher = None;
+    // From here on what fails has to unmount.
+    let begin = || -> Result<()> {
+        if args.daemon {
+            late.into_iter().try_for_each(|signal| caught.add_signal(signal))?;
         }
-    })?;
-    let ready = session_nice::set(session_nice).and_then(|()| if args.daemon { announce() } else { Ok(()) });
-    if !args.daemon && ready.is_ok() {
-        let status = format!("{} on {}", image.display(), dir.display());
-        tell_manager(&[NotifyState::Ready, NotifyState::Status(&status)]);
-    }
+        if let Some(signal) = caught.pending().next() {
+            bail!("{}: signal {signal} came before the mount was ready; it is unmounted", dir.display());
+        }
+        let watch = move || {
+            for signal in caught.forever() {
+                tell_manager(&[NotifyState::Stopping]);
+                log::warn!("signal {signal}: unmounting {}", at.display());
+                // Unmounts as umount would, and by force if the mount is in use.
+                ends.end();
+            }
+        };
+        let thread = std::thread::Builder::new().name("pando-signals".into());
+        watcher = Some(thread.spawn(watch).context("a thread that waits for signals")?);
+        session_nice::set(session_nice)?;
+        if args.daemon {
+            announce()?;
+        } else {
+            let status = format!("{} on {}", image.display(), dir.display());
+            tell_manager(&[NotifyState::Ready, NotifyState::Status(&status)]);
+        }
+        Ok(())
+    };
+    let ready = begin();
     // At once, as the program that started it waits for that.
     let refused = ready.err().map(|e| exit::report(&e));
     if refused.is_some() {
@@ -369,7 +385,9 @@ fn serve(args: &Args, settings: Settings, session_nice: Option<i32>, image: &Pat
         tell_manager(&[NotifyState::Stopping]);
     }
     handle.close();
-    let _ = watcher.join();
+    if let Some(watcher) = watcher {
+        let _ = watcher.join();
+    }
     if let Err(e) = &served {
         log::error!("{}: {e}", dir.display());
     }
@@ -424,6 +442,7 @@ fn announce() -> Result<()> {
 
 /// Mounts by starting this program again, as `pando mount` would be started by a user.
 pub fn by_command(image: &Path, dir: &Path, options: &[&str]) -> Result<()> {
+    inherited::expect_children();
     let program = std::env::current_exe().context("finding this program")?;
     let output = Command::new(program)
         .arg("mount")

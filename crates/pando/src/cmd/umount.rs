@@ -12,7 +12,7 @@ use pando_fuse::{How, mountinfo, unmount};
 use crate::{
     closing,
     exit::{self, Coded},
-    image, place,
+    image, inherited, place,
 };
 
 /// How long a file system may be busy before that is an error.
@@ -37,6 +37,7 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
+    inherited::expect_children();
     let dir = place::absolute_mount_point(&args.dir)?;
     if args.lazy { detach(&dir, How::Lazy) } else { detach(&dir, How::Plain) }
 }

@@ -173,12 +173,15 @@ impl Quiet {
         engine.seal();
         engine.flush_all()?;
         self.holds = true;
-        if engine.gc_step()? {
-            return Ok(true);
+        // Cleared before the last step: a delete during that may lie behind it.
+        engine.counters.deletes.store(false, Ordering::Relaxed);
+        let step = engine.gc_step();
+        if !matches!(step, Ok(false)) {
+            engine.counters.deletes.store(true, Ordering::Relaxed);
+            return step;
         }
         engine.let_walks_go();
         self.holds = false;
-        engine.counters.deletes.store(false, Ordering::Relaxed);
         engine.reclaim_all()?;
         engine.counters.settled.store(true, Ordering::Relaxed);
         engine.signal.ask(Work::Checkpoint);

@@ -120,7 +120,7 @@ impl Engine {
 
     /// Bytes of messages that may wait in an interior node.
     pub(crate) fn most_pending(&self) -> usize {
-        let size = self.space.end().min(self.capacity);
+        let size = self.backed_size();
         most_pending(self.space.used_bytes(), self.options.cache_bytes, size, self.limits.node)
     }
 

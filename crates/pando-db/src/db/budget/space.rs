@@ -7,7 +7,12 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::{dag::tree::MIN_EDIT_NODES, db::engine::Engine, device::BLOCK, error::Result};
+use crate::{
+    dag::tree::MIN_EDIT_NODES,
+    db::engine::Engine,
+    device::{BLOCK, Device},
+    error::{Error, Result},
+};
 
 /// Largest reserve, in bytes.
 const MAX_RESERVE_BYTES: u64 = 256 << 20;
@@ -37,10 +42,17 @@ pub(crate) fn edit_nodes(size: u64, node: usize) -> usize {
     (reserve(size, node) / (4 * node as u64)).clamp(MIN_EDIT_NODES as u64, 256) as usize
 }
 
+/// What the medium can hold of a device of `size` bytes, for [`Engine::capacity`]. The reserve is a share of the size:
+/// if the host of a sparse image is smaller than the image, a share of the image's size would be too much.
+pub(crate) fn capacity(device: &dyn Device, size: u64) -> Result<u64> {
+    let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;
+    Ok(if capacity < size { capacity } else { u64::MAX })
+}
+
 impl Engine {
     /// Bytes that are reserved so that deletes and checkpoints always go through.
     pub fn reserve(&self) -> u64 {
-        reserve(self.space.end().min(self.capacity), self.limits.node)
+        reserve(self.backed_size(), self.limits.node)
     }
 
     /// Bytes for what one edit makes dirty, and for a checkpoint of that. Not even deletes may use them: they are let

@@ -15,6 +15,7 @@ use bytes::Bytes;
 
 use crate::{
     db::{
+        budget::space::capacity,
         engine::{Durable, Engine},
         flush::FlushStep,
     },
@@ -209,6 +210,7 @@ impl Engine {
         if size == old {
             return Ok(());
         }
+        let capacity = capacity(&*self.device, size)?;
         let mut superblock = durable.superblock.clone();
         superblock.device_size = size;
         let mut commit = || {
@@ -217,6 +219,7 @@ impl Engine {
         };
         commit().inspect_err(|e| self.stop("grow", e))?;
         durable.superblock = superblock;
+        self.capacity.store(capacity, Ordering::Relaxed);
         self.space.grow(size);
         Ok(())
     }

@@ -65,8 +65,9 @@ pub(crate) struct Engine {
     /// What was found when the log was replayed.
     pub recovery: Recovery,
     pub limits: Limits,
-    /// What the medium could hold of the device when the store was opened: `u64::MAX` if all of it.
-    pub capacity: u64,
+    /// What the medium could hold of the device, in bytes, when the store was opened or grown last: `u64::MAX` if all
+    /// of it.
+    pub capacity: AtomicU64,
     pub superversion: RwLock<Superversion>,
     /// The published view of `superversion`, which readers take without its lock.
     pub views: SuperversionSlot,
@@ -170,6 +171,11 @@ impl Engine {
     /// The UUID of the store.
     pub fn uuid(&self) -> [u8; 16] {
         waiting::take(|| self.checkpointing.try_lock(), || self.checkpointing.lock()).superblock.uuid
+    }
+
+    /// Bytes of the device that the medium can hold.
+    pub fn backed_size(&self) -> u64 {
+        self.space.end().min(self.capacity.load(Ordering::Relaxed))
     }
 
     /// The error that stopped the store, if one did.

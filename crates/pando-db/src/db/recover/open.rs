@@ -13,7 +13,10 @@ use crate::{
         tree::{Limits, Tree, Versions},
     },
     db::{
-        budget::{memory, space::edit_nodes},
+        budget::{
+            memory,
+            space::{capacity, edit_nodes},
+        },
         checkpoint::{store_page, table_root},
         engine::{
             Durable, Engine, EngineCounters,
@@ -205,12 +208,10 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
         watched: Watched::default(),
         newest_batch: None,
     };
-    // The reserve is a share of the size. If the host of a sparse image is smaller than the image, a share of the
-    // image's size would be too much, so the host's capacity is used.
-    let capacity = device.capacity().map_err(|e| Error::io("ask for the capacity", 0, e))?;
-    let capacity = if capacity < superblock.device_size { capacity } else { u64::MAX };
+    let (log_base, log_size) = (superblock.log_base, superblock.log_size);
+    let capacity = capacity(&*device, superblock.device_size)?;
     let mut engine = Engine {
-        capacity,
+        capacity: capacity.into(),
         bulk: bulk.clone(),
         limits: Limits {
             edit_nodes: edit_nodes(superblock.device_size.min(capacity), superblock.node_size as usize)
@@ -249,6 +250,9 @@ pub(crate) fn open(device: Arc<dyn Device>, options: Options) -> Result<Engine> 
     if engine.options.read_only {
         return Ok(engine);
     }
+    // A copy of the image may have holes in its log, where a full host would stop the store. Where it cannot be had,
+    // because the host is full already or does not know reservations, writes have to tell.
+    let _ = engine.device.reserve(log_base, log_size);
     engine.renew_superblock(slots.damaged.is_some())?;
     // From here on the log itself says which of its batches do not count. If there is no space for that record, the
     // checkpoint below has to make the log empty.

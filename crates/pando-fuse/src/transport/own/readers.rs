@@ -212,7 +212,13 @@ impl<H: Handler> Readers<H> {
                 && let Ok(buffer) = self.buffers.take()
             {
                 crew.watcher = Watcher::Present;
-                let seen = MutexGuard::unlocked(&mut crew, || watch.wait(rest));
+                let seen = loop {
+                    let seen = MutexGuard::unlocked(&mut crew, || watch.wait(rest));
+                    // A role that was left is watched until it is taken, or taken back.
+                    if !matches!(seen, Ok(Seen::Nothing)) || crew.left.is_none() || crew.over {
+                        break seen;
+                    }
+                };
                 // Whatever it was: if a role was left, it is right to take it.
                 if !matches!(seen, Ok(Seen::Nothing)) && crew.left.take().is_some() {
                     self.unwatch(watch);

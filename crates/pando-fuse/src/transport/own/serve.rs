@@ -334,8 +334,7 @@ fn answer<H: Handler>(h: &H, r: &Request<'_>, out: &mut Vec<u8>) -> Result<Step,
         }
         op::DESTROY => Reply::Buffer,
         op::NOTIFY_REPLY => Reply::None,
-        // Among them FLUSH and STATX: the kernel does not ask again, and answers on its own what
-        // docs/fuse.md says.
+        // Among them FLUSH: the kernel does not ask again, and answers on its own what docs/fuse.md says.
         _ => {
             h.unsupported();
             return Err(Errno(libc::ENOSYS));

@@ -381,14 +381,17 @@ impl Fs {
             if source.kind == FileKind::Directory {
                 self.find_marks_later(&mut batch, now)?;
                 counts_names |= self.exclude(&mut batch, &source_end, &end, &exclude)?;
-                if record.account.is_some() || !above.is_empty() {
-                    let left_out = self.left_out(counts, &source, &source_end, &exclude)?;
-                    taken.bytes -= left_out.bytes;
+                let counted = record.account.is_some() || !above.is_empty();
+                let left_out = self.left_out(counts, &source, &source_end, &exclude, counted)?;
+                let without = left_out.all;
+                left_out.correct(&mut batch, &end)?;
+                if counted {
+                    taken.bytes -= without.bytes;
                     if links && above.has_limit() {
                         taken.bytes += self.linked_taken(counts, &source, &source_end, &exclude)?;
                     }
                     // The copy has all linked files of the lineage until the census has counted names.
-                    taken.inexact |= left_out.inexact || links;
+                    taken.inexact |= without.inexact || links;
                     record.account = Some(Account {
                         limit: record.account.and_then(|account| account.limit),
                         used: taken.bytes,

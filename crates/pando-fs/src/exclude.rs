@@ -3,14 +3,19 @@
 //! Each path that is left out is a range delete in the batch of the clone. What is
 //! left out of a count is looked up in the store.
 
-use std::path::{Component, Path};
+use std::{
+    collections::BTreeMap,
+    path::{Component, Path},
+};
 
-use pando_db::Batch;
+use pando_db::{Batch, Snapshot};
 
 use crate::{
+    account::{Account, AccountChange},
     bill::Taken,
     error::{Error, Result},
     inode::InodeRef,
+    merge::Change,
     path::{self, check_name},
     quota::Counts,
     record::{Record, Stored},
@@ -20,23 +25,54 @@ use crate::{
     volume::Fs,
 };
 
+/// What a clone leaves out of what is counted.
+#[derive(Default)]
+pub(crate) struct LeftOut {
+    /// All of it; nothing was looked up if nothing around the copy is counted.
+    pub all: Taken,
+    /// The accounts of directories in the copy, by the names that lead there from its top.
+    accounts: BTreeMap<Vec<Vec<u8>>, Account>,
+}
+
+impl LeftOut {
+    /// Corrects the accounts of directories in the copy at `to`, which the batch has made.
+    pub(crate) fn correct(self, batch: &mut Batch, to: &End<'_>) -> Result<()> {
+        let top = path::contents(&to.at.contents, to.name)?;
+        for (names, account) in self.accounts {
+            let names: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
+            let Some((dir, last)) = place_of(&top, &names)? else { continue };
+            let change = Change { account: Some(AccountChange::Set(Some(account))), ..Change::default() };
+            batch.upsert(path::meta(&path::entry(&dir, last)?), change.encode());
+        }
+        Ok(())
+    }
+}
+
 impl Fs {
-    /// What lies at these paths in the source of a clone, which leaves it out. The caller holds the accounts
-    /// exclusively.
+    /// What lies at these paths in the source of a clone, which leaves it out. `counted`: the copy, or a directory
+    /// above it, has an account. The caller holds the accounts exclusively.
     pub(crate) fn left_out(
         &self,
         counts: &mut Counts,
         source: &InodeRef,
         end: &End<'_>,
         paths: &[Vec<&[u8]>],
-    ) -> Result<Taken> {
+        counted: bool,
+    ) -> Result<LeftOut> {
+        if !self.has_accounts() {
+            return Ok(LeftOut::default());
+        }
         let view = self.db.snapshot();
         let top = path::contents(&end.at.contents, end.name)?;
-        let mut all = Taken::default();
+        let mut left = LeftOut::default();
         for names in paths {
             let Some((dir, last)) = place_of(&top, names)? else { continue };
             let key = path::meta(&path::entry(&dir, last)?);
             let Some(value) = view.get(&key)? else { continue };
+            let between = accounts_on_the_way(&view, &top, names)?;
+            if !counted && between.is_empty() {
+                continue;
+            }
             let taken = match Stored::decode(&value) {
                 Ok(Stored::Record(record)) if record.kind == FileKind::Directory => match record.account {
                     Some(account) => Taken { bytes: account.used, inexact: account.stale },
@@ -47,10 +83,15 @@ impl Fs {
                 // A name of several: the file goes when names are counted, if it has no other.
                 _ => Taken { bytes: 0, inexact: true },
             };
-            all.bytes = all.bytes.saturating_add(taken.bytes);
-            all.inexact |= taken.inexact;
+            left.all.bytes = left.all.bytes.saturating_add(taken.bytes);
+            left.all.inexact |= taken.inexact;
+            for (names, account) in between {
+                let account = left.accounts.entry(names).or_insert(account);
+                account.used = account.used.saturating_sub(taken.bytes);
+                account.stale |= taken.inexact;
+            }
         }
-        Ok(all)
+        Ok(left)
     }
 
     /// What the linked files take that have names in the source of a clone, which is no root of a lineage, and not
@@ -121,6 +162,22 @@ impl Fs {
         }
         Ok(counts)
     }
+}
+
+/// The accounts of the directories between `top` and what these names lead to, by their names from there.
+fn accounts_on_the_way(view: &Snapshot, top: &[u8], names: &[&[u8]]) -> Result<Vec<(Vec<Vec<u8>>, Account)>> {
+    let mut found = Vec::new();
+    for end in 1..names.len() {
+        let way = names.get(..end).unwrap_or_default();
+        let Some((dir, last)) = place_of(top, way)? else { continue };
+        let Some(value) = view.get(&path::meta(&path::entry(&dir, last)?))? else { continue };
+        if let Ok(Stored::Record(record)) = Stored::decode(&value)
+            && let Some(account) = record.account
+        {
+            found.push((way.iter().map(|name| name.to_vec()).collect(), account));
+        }
+    }
+    Ok(found)
 }
 
 /// The contents prefix of the directory that a path from `top` leads to, and the name there.

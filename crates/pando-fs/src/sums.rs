@@ -93,7 +93,8 @@ pub(crate) fn wrong_accounts(view: &Snapshot, mut tell: impl FnMut(String)) -> R
         let Counted { contents, account, sum, .. } = counted;
         if !account.stale && account.used != sum && !stale.iter().any(|above| contents.starts_with(above)) {
             let place = describe_path(&path::entry_of_contents(&contents).unwrap_or_default());
-            tell(format!("{place}: its account says {} bytes, and {sum} are there", account.used));
+            let (says, way) = (account.used, "set the quota of it, or of a directory above, again");
+            tell(format!("{place}: its account says {says} bytes, and {sum} are there; {way}"));
         }
         if account.stale {
             stale.push(contents);

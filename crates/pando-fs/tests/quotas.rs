@@ -675,6 +675,60 @@ fn a_clone_of_a_part_with_linked_files_keeps_to_a_quota() {
     s.check();
 }
 
+/// Accounts of directories between the top of a clone and what it leaves out: with a quota on the top or not, in a
+/// directory with one or not.
+#[test]
+fn what_a_clone_leaves_out_is_not_counted_on_the_way_to_it() {
+    for (of_top, around) in [(false, false), (true, false), (false, true), (true, true)] {
+        let s = Scene::new();
+        for dir in ["/p", "/p/d", "/p/d/e", "/p/d/e/gone", "/v"] {
+            s.mkdir(dir);
+        }
+        s.write("/p/d/e/gone/a", 0, 100 << 10);
+        s.write("/p/d/e/b", 0, 50 << 10);
+        s.write("/p/d/c", 0, 30 << 10);
+        s.write("/p/d/e/kept", 0, 10 << 10);
+        s.set("/p/d", 500 << 10);
+        s.set("/p/d/e", 400 << 10);
+        if of_top {
+            s.set("/p", 600 << 10);
+        }
+        if around {
+            s.set("/v", 40 << 10);
+        }
+        let exclude = ["d/e/gone", "d/e/b", "d/c", "d/none", "none/d"].map(PathBuf::from);
+        let clone =
+            |to: &str| s.fs.clone_tree_without(&me(), s.split("/p"), s.split(to), false, &exclude).map(drop);
+        clone("/v/q").unwrap();
+        let case = format!("a quota on the top: {of_top}, around: {around}");
+        assert_eq!(s.quota("/v/q/d"), (500 << 10, 10 * KIB, false), "{case}");
+        assert_eq!(s.quota("/v/q/d/e"), (400 << 10, 10 * KIB, false), "{case}");
+        assert_eq!(s.quota("/p/d").1, 190 * KIB, "{case}");
+        // What is taken out of the copy takes its own count along, and no more.
+        s.rename("/v/q/d", "/out").unwrap();
+        s.fs.count_quotas().unwrap();
+        s.check();
+        if around {
+            assert_eq!(s.used("/v"), 0, "{case}");
+            clone("/v/one").unwrap();
+            s.rename("/v/one/d/e", "/e").unwrap();
+            assert_eq!(s.used("/v"), 0, "{case}");
+            for copy in ["/v/a", "/v/b", "/v/c", "/v/d"] {
+                clone(copy).unwrap();
+            }
+            assert_eq!(errno(clone("/v/f")), EDQUOT, "{case}");
+        }
+        // A snapshot knows no counts of what is in it: the copy is counted afterwards.
+        let info = s.fs.snapshot(Authority::Caller(&me()), s.ino("/p"), &NewSnapshot::default()).unwrap().0;
+        let root = s.fs.open_snapshot(s.ino("/p"), info.number).unwrap().ino;
+        let exclude = ["e/gone", "c"].map(PathBuf::from);
+        s.fs.clone_tree_without(&me(), (root, "d".as_ref()), s.split("/of"), false, &exclude).unwrap();
+        s.fs.count_quotas().unwrap();
+        assert_eq!(s.quota("/of/e"), (400 << 10, 60 * KIB, false), "{case}");
+        s.check();
+    }
+}
+
 #[test]
 fn a_stale_count_goes_along_with_what_leaves_it() {
     let s = Scene::new();
@@ -736,7 +790,13 @@ fn a_wrong_account_is_told_by_check() {
     s.fs.db().put(key, value).unwrap();
     let mut told = Vec::new();
     s.fs.check(|text| told.push(text.to_owned())).unwrap();
-    assert_eq!(told, ["/q: its account says 10241 bytes, and 10240 are there"]);
+    let way = "set the quota of it, or of a directory above, again";
+    assert_eq!(told, [format!("/q: its account says 10241 bytes, and 10240 are there; {way}")]);
+    let s = s.again();
+    assert_eq!(s.used("/q"), 10 * KIB + 1);
+    s.set("/q", 1 << 20);
+    assert_eq!(s.used("/q"), 10 * KIB);
+    s.check();
 }
 
 /// A count finds the directories that it has summed up by their paths. What it had found of one that changed places

@@ -94,7 +94,7 @@ impl Fs {
             let Some((dir, names)) = counts.wanted.take() else { return done };
             let names: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
             if let Some(dir) = self.below(&dir, &names)? {
-                self.count_tree(&dir)?;
+                self.count_tree(&dir, false)?;
             }
         }
     }
@@ -190,8 +190,9 @@ impl Fs {
     }
 
     /// Gives a directory an account that is exact, unless another call makes it stale meanwhile. Scans all records
-    /// below if the directory has none, or a stale one.
-    pub(crate) fn count_tree(&self, dir: &InodeRef) -> Result<()> {
+    /// below if the directory has none, or a stale one, or if it is to be counted `anew`: an account that should be exact
+    /// may be wrong after damage, or by a fault.
+    pub(crate) fn count_tree(&self, dir: &InodeRef, anew: bool) -> Result<()> {
         if dir.frozen {
             let contents = self.hold_dir(dir)?.contents.clone();
             let found = sums(&self.db.snapshot(), &contents, || true)?;
@@ -209,7 +210,7 @@ impl Fs {
             }
             Ok(())
         })?;
-        if dir.peek(|s| s.record.account.is_none_or(|account| account.stale)) {
+        if anew || dir.peek(|s| s.record.account.is_none_or(|account| account.stale)) {
             self.recount(dir, false)?;
         }
         Ok(())

@@ -68,7 +68,7 @@ impl Fs {
         }
         loop {
             if limit.is_some() {
-                self.count_tree(&dir)?;
+                self.count_tree(&dir, true)?;
             }
             // No count may correct an account that was removed and made again meanwhile.
             let _one = self.ledger.count_alone();

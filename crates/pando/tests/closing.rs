@@ -190,7 +190,7 @@ fn a_read_only_mount_writes_nothing_and_can_be_remounted() {
     b.sh("mount -i -o remount,rw m; echo y > m/g; echo z >> m/d/f");
     b.ok(&["clone", "m/d", "m/e"]);
     b.ok(&["sync", "m"]);
-    b.sh("mount -i -o remount,ro m; ! touch m/h; mount -i -o remount,rw m; touch m/h");
+    b.sh("mount -i -o remount,ro m; ! touch m/h || exit 1; mount -i -o remount,rw m; touch m/h");
     b.umount();
     b.ok(&["check", "a.img"]);
     b.mount();

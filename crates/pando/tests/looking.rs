@@ -190,7 +190,8 @@ fn forks_are_merged_by_owners_through_mounts_that_may_be_written_to() {
     fine(
         &b,
         BOB,
-        "mkdir m/own; ! ./pando merge m/fork --into m/own; ! ./pando merge --dry-run m/fork --into m/own; ls m/own",
+        "set -e; mkdir m/own; ! ./pando merge m/fork --into m/own || exit 1
+         ! ./pando merge --dry-run m/fork --into m/own || exit 1; ls m/own",
     );
     assert_eq!(b.sh("cat m/t/f; ls m/theirs m/own"), "x\nm/own:\n\nm/theirs:\n");
     b.ok(&["merge", "m/fork"]);

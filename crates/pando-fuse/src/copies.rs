@@ -45,7 +45,7 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
         let Copy { ino_in, offset_in, ino_out, handle_out, offset_out, len } = copy;
         let before = shared.set_id_bits(ino_out);
         let caller = shared.content_changer(&c, ino_out);
-        if !caller.is_root() {
+        if !caller.keeps_set_id() {
             shared.drop_privileges(&c, ino_out)?;
         }
         let copy = || shared.fs.copy_file_range(&caller, ino_in, offset_in, ino_out, offset_out, len);

@@ -405,6 +405,17 @@ mod tests {
         assert!(diffs.next(7, (1, 2), 4).is_none());
     }
 
+    /// Who has a descriptor from another user has not what that user was told by it.
+    #[test]
+    fn one_is_told_to_the_user_who_has_asked() {
+        let diffs = Diffs::default();
+        assert!(diffs.begin_bytes(7, (1, 1), vec![0; 9]));
+        assert!(diffs.next(8, (1, 1), 4).is_none());
+        let piece = diffs.next(7, (1, 1), 4).unwrap().unwrap();
+        assert_eq!((piece.bytes.len(), piece.last), (4, false));
+        assert!(diffs.next(0, (1, 1), 4).is_none());
+    }
+
     #[test]
     fn no_user_keeps_another_from_asking() {
         let diffs = Diffs::default();

@@ -68,8 +68,8 @@ impl Server {
         self.shared.counters.count(kind);
     }
 
-    fn open_file(&self, c: &Context, ino: u64, flags: i32) -> Outcome<Opened> {
-        let handle = self.fs().open_file(&caller(c, 0), ino, of_handle(flags))?;
+    fn open_file(&self, c: &Context, by: &Caller, ino: u64, flags: i32) -> Outcome<Opened> {
+        let handle = self.fs().open_file(by, ino, of_handle(flags))?;
         self.shared.proofs.opened(c, ino, handle.0, flags);
         let bypass = self.shared.is_for_small_changes(ino, flags) || self.shared.is_tight(ino, flags);
         let policy = self.shared.caches.opened(ino, handle.0, flags, bypass);
@@ -327,15 +327,13 @@ impl Handler for Server {
     fn open(&self, c: &Context, ino: u64, flags: i32) -> Answer<Opened> {
         self.count(Kind::Open);
         if flags & libc::O_TRUNC == 0 {
-            return Answer::Now(self.open_file(c, ino, flags));
+            return Answer::Now(self.open_file(c, &caller(c, 0), ino, flags));
         }
         let before = self.shared.set_id_bits(ino);
-        let outcome = match changer(c, before).keeps_set_id() {
-            true => Ok(()),
-            false => self.shared.drop_privileges(c, ino),
-        };
+        // The set-id bits that a write would drop go with the content.
+        let by = changer(c, self.fs().perm(ino).unwrap_or_default());
         let announced = self.shared.announce_cut(ino);
-        let open = || outcome.and_then(|()| self.open_file(c, ino, flags));
+        let open = || self.open_file(c, &by, ino, flags);
         let outcome = self.shared.refused.around(ino, 0..u64::MAX, open);
         self.shared.answer_announced((ino, 0, u64::MAX), before, announced, outcome)
     }

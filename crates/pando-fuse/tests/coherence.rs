@@ -370,6 +370,35 @@ fn an_open_file_of_a_tree_that_is_gone_has_no_name() {
     }
 }
 
+/// The kernel caches the listing, and no call of its own has removed the directory.
+#[test]
+fn an_open_directory_that_is_gone_as_a_whole_is_not_listed_from_the_cache() {
+    let w = world!();
+    for replaced in [false, true] {
+        for dir in ["d", "other"] {
+            fs::create_dir_all(w.path(dir)).unwrap();
+        }
+        fs::write(w.path("d/f"), b"x").unwrap();
+        let open = File::open(w.path("d")).unwrap();
+        let listed = || -> Vec<String> {
+            rustix::fs::seek(&open, rustix::fs::SeekFrom::Start(0)).unwrap();
+            let dir = rustix::fs::Dir::new(open.try_clone().unwrap());
+            let entries = dir.and_then(Iterator::collect::<Result<Vec<_>, _>>);
+            let names =
+                entries.unwrap_or_default().into_iter().map(|e| e.file_name().to_string_lossy().into());
+            names.filter(|name: &String| !name.starts_with('.')).collect()
+        };
+        for _ in 0..3 {
+            assert_eq!(listed(), ["f"]);
+        }
+        match replaced {
+            true => w.clone_tree("other", "d", true).map(drop).unwrap(),
+            false => w.remove_tree("d").map(drop).unwrap(),
+        }
+        assert_eq!(listed(), [""; 0], "replaced {replaced}");
+    }
+}
+
 #[test]
 fn a_removed_tree_is_gone_at_once() {
     let w = world!();

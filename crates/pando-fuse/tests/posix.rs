@@ -1,5 +1,5 @@
 //! What every program expects of a file system, through a real mount.
-#![allow(clippy::unwrap_used, clippy::expect_used)]
+#![allow(clippy::unwrap_used, clippy::expect_used, unsafe_code)]
 
 use std::{
     collections::BTreeSet,
@@ -506,6 +506,67 @@ fn modes_and_owners_decide_who_may() {
     fs::set_permissions(w.path("open/s"), Permissions::from_mode(0o4755)).unwrap();
     std::os::unix::fs::chown(w.path("open/s"), Some(1), None).unwrap();
     assert_eq!(fs::metadata(w.path("open/s")).unwrap().mode() & 0o7777, 0o755);
+}
+
+/// As on ext4: a member of the group, by whatever of the caller's groups, keeps a set-group-id bit that is for no
+/// execution. A truncating open went by the first group alone, and a copy by root's user number alone.
+#[test]
+fn truncating_opens_and_copies_drop_the_set_id_bits_that_a_write_drops() {
+    use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become other users");
+        return;
+    }
+    let Some(w) = World::with(Settings { allow_other: true, suid: true, ..Settings::default() }) else {
+        return;
+    };
+    let (member, weak_root): (fn(), fn()) = (
+        || {
+            let groups = [1234];
+            // SAFETY: the list lives until the call returns. These calls change this thread alone.
+            unsafe {
+                assert_eq!(libc::syscall(libc::SYS_setgroups, 1, groups.as_ptr()), 0);
+                libc::syscall(libc::SYS_setfsgid, 1000);
+                libc::syscall(libc::SYS_setfsuid, 1000);
+            }
+        },
+        || {
+            let mut own = capabilities(None).unwrap();
+            own.effective.remove(CapabilitySet::FSETID);
+            set_capabilities(None, own).unwrap();
+        },
+    );
+    let writes: fn(&World) = |w| {
+        let file = OpenOptions::new().write(true).open(w.path("f")).unwrap();
+        file.write_all_at(b"y", 0).unwrap();
+    };
+    let truncates: fn(&World) =
+        |w| _ = OpenOptions::new().write(true).truncate(true).open(w.path("f")).unwrap();
+    let copies: fn(&World) = |w| {
+        let (from, to) = (File::open(w.path("from")), OpenOptions::new().write(true).open(w.path("f")));
+        let copied = rustix::fs::copy_file_range(from.unwrap(), None, to.unwrap(), Some(&mut 2), 3);
+        assert_eq!(copied, Ok(3));
+    };
+    fs::write(w.path("from"), "other").unwrap();
+    for (mode, of_member, of_root) in
+        [(0o2666, 0o2666, 0o666), (0o2676, 0o676, 0o676), (0o6666, 0o2666, 0o666)]
+    {
+        for (who, wanted) in [(member, of_member), (weak_root, of_root)] {
+            for (how, act) in [("write", writes), ("truncate", truncates), ("copy", copies)] {
+                fs::write(w.path("f"), "content").unwrap();
+                std::os::unix::fs::chown(w.path("f"), Some(0), Some(1234)).unwrap();
+                fs::set_permissions(w.path("f"), Permissions::from_mode(mode)).unwrap();
+                std::thread::scope(|s| {
+                    s.spawn(|| {
+                        who();
+                        act(&w);
+                    });
+                });
+                let left = fs::metadata(w.path("f")).unwrap().mode() & 0o7777;
+                assert_eq!(format!("{left:o}"), format!("{wanted:o}"), "{how}, {mode:o}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -140,3 +140,53 @@ pub fn result(image: &Path, uid: u32, before: Option<&Word>) -> Result<(), Strin
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use super::*;
+
+    /// In /tmp others may have made the directory, or put a link in its place.
+    #[test]
+    fn nothing_is_recorded_in_a_directory_that_others_can_write_to() {
+        let tmp = tempfile::tempdir().unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let (dir, link) = (tmp.path().join("dir"), tmp.path().join("link"));
+        let record = dir.join("file-1");
+        write(&record, uid, "open\n").unwrap();
+        assert!(fs::read_to_string(&record).unwrap().ends_with("\nopen\n"));
+        symlink(&dir, &link).unwrap();
+        for (path, uid) in [(&link.join("file-2"), uid), (&dir.join("file-2"), uid + 1)] {
+            assert!(write(path, uid, "open\n").is_err(), "{}", path.display());
+        }
+        for mode in [0o775, 0o757, 0o1777] {
+            fs::set_permissions(&dir, fs::Permissions::from_mode(mode)).unwrap();
+            assert!(write(&dir.join("file-2"), uid, "open\n").is_err(), "{mode:o}");
+        }
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+    }
+
+    /// In /tmp others may have made it: then a daemon that is at work would be taken for dead.
+    #[test]
+    fn a_record_that_another_user_has_made_is_not_believed() {
+        const UID: u32 = 4_100_041;
+        if !rustix::process::geteuid().is_root() {
+            return eprintln!("SKIPPED: only root can make files of others");
+        }
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let record = path(image.path(), UID).unwrap();
+        fs::create_dir(directory(UID)).unwrap();
+        fs::write(&record, "7\nopen\n").unwrap();
+        let of_root = word(image.path(), UID);
+        std::os::unix::fs::chown(&record, Some(UID), None).unwrap();
+        let own = word(image.path(), UID);
+        fs::rename(&record, directory(UID).join("away")).unwrap();
+        symlink("away", &record).unwrap();
+        let by_link = word(image.path(), UID);
+        fs::remove_dir_all(directory(UID)).unwrap();
+        assert_eq!((of_root, own, by_link), (None, Some((7, State::Open)), None));
+    }
+}

@@ -190,13 +190,46 @@ fn a_read_only_mount_writes_nothing_and_can_be_remounted() {
     b.sh("mount -i -o remount,rw m; echo y > m/g; echo z >> m/d/f");
     b.ok(&["clone", "m/d", "m/e"]);
     b.ok(&["sync", "m"]);
-    b.sh("mount -i -o remount,ro m; ! touch m/h; mount -i -o remount,rw m; touch m/h");
+    b.sh("mount -i -o remount,ro m; ! touch m/h || exit 1; mount -i -o remount,rw m; touch m/h");
     b.umount();
     b.ok(&["check", "a.img"]);
     b.mount();
     assert_eq!(fs::read_to_string(b.path("m/e/f")).unwrap(), "x\nz\n");
     assert!(b.path("m/h").exists());
     b.umount();
+}
+
+/// What is damaged, or was not closed, may be looked at before anything is recovered, however the image is protected.
+#[test]
+fn commands_that_read_an_image_leave_every_byte_of_it_as_it_was() {
+    if !crate::common::have_fuse() {
+        return;
+    }
+    let b = Bench::new();
+    b.sh("mkdir m");
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.mount();
+    b.sh("mkdir m/d; echo x > m/d/f");
+    b.ok(&["sync", "m"]);
+    b.sh(&format!("kill -9 {}", b.daemon()));
+    b.run(&["umount", "m"]); // which fails, or says that the daemon was dead
+    let image = || fs::read(b.path("a.img")).unwrap();
+    let before = image();
+    assert_ne!(b.json(&["info", "--json", "a.img"])["state"].as_str(), Some("closed"), "vacuous");
+    for args in [
+        &["export", "a.img:/d", "out"][..],
+        &["ls", "a.img:/d"],
+        &["cat", "a.img:/d/f"],
+        &["du", "a.img:/d"],
+        &["check", "a.img"],
+        &["stats", "a.img"],
+        &["inspect", "a.img"],
+        &["backup", "a.img", "backup"],
+    ] {
+        b.ok(args);
+        assert!(image() == before, "{args:?}: the image has changed");
+    }
+    assert_eq!(b.sh("cat out/f"), "x\n");
 }
 
 /// What only root may ask changes nothing in a mount that may not be written to, by whatever program it is asked.

@@ -71,6 +71,7 @@ fn a_merge_is_seen_at_once_and_conflicts_change_nothing() {
     // Both sides.
     b.sh("echo theirs > m/f/both; echo ours > m/p/both; echo two > m/f/src/f");
     b.fails(&["merge", "m/f"], 7, "1 conflict: nothing was merged");
+    b.fails(&["merge", "--json", "m/f"], 7, "1 conflict");
     b.sh("test \"$(cat m/p/both)\" = ours -a \"$(cat m/p/src/f)\" = 'longer than before'");
     b.ok(&["merge", "--theirs", "m/f"]);
     b.sh("test \"$(cat m/p/both)\" = theirs -a \"$(cat m/p/src/f)\" = two");

@@ -348,7 +348,7 @@ fn a_backup_that_fails_leaves_the_one_before_and_never_touches_the_image() {
     // The file may be no longer than a part of what is written, as where a disk is full; nor does a signal end it.
     let pando = env!("CARGO_BIN_EXE_pando");
     b.sh(&format!(
-        "trap '' XFSZ; ulimit -f 1000; ! {pando} backup --force a.img a.backup 2> said
+        "trap '' XFSZ; ulimit -f 1000; ! {pando} backup --force a.img a.backup 2> said || exit 1
          grep -q 'too large' said"
     ));
     fs::remove_file(b.path("said")).unwrap();
@@ -444,7 +444,10 @@ fn a_backup_to_a_device_that_could_not_store_it_fails() {
     let Some(device) = b.loop_device("host/disk") else { return };
     b.fails(&["backup", "--force", "a.img", &device.path], 1, "backup a.img to");
     let pando = env!("CARGO_BIN_EXE_pando");
-    b.sh(&format!("! {pando} backup a.img - > {} 2> said; grep -q 'backup a.img to' said", device.path));
+    b.sh(&format!(
+        "! {pando} backup a.img - > {} 2> said || exit 1; grep -q 'backup a.img to' said",
+        device.path
+    ));
 }
 
 #[test]
@@ -493,7 +496,7 @@ fn a_backup_is_not_restored_over_itself() {
         b.fails(&["restore", "--force", name, "a.backup"], 1, "is the backup itself");
         is_whole(name);
         b.sh(&format!(
-            "! {pando} restore --force - {name} < a.backup 2> said; grep -q 'is the backup itself' said"
+            "! {pando} restore --force - {name} < a.backup 2> said || exit 1; grep -q 'is the backup itself' said"
         ));
         is_whole(name);
     }

@@ -54,7 +54,7 @@ fn fine(b: &Bench, uid: u32, line: &str) -> String {
 /// What a process of its own sees as `uid` when it tries `what` on a path.
 fn look(b: &Bench, uid: u32, what: &str, path: &str) -> (bool, String) {
     let (_, said) =
-        sh_as(b, uid, &format!("LOOK={what} LOOK_AT={path} ./looker --exact looking::looker --nocapture"));
+        sh_as(b, uid, &format!("LOOK='{what}' LOOK_AT={path} ./looker --exact looking::looker --nocapture"));
     let found = said.lines().find_map(|line| line.strip_prefix("LOOK ")).unwrap_or_else(|| panic!("{said}"));
     match found.split_once(' ').unwrap() {
         ("ok", told) => (true, told.to_owned()),
@@ -77,6 +77,7 @@ fn looker() {
         "snapshots" => return others_snapshots(path, Path::new("m/rw")),
         "alike" => tool::alike_snapshots(path, Path::new("in/f")).map(|found| format!("{found:?}")),
         "compare" => compare(path, Path::new("m/other")),
+        "compare after" => compare_after(path, Path::new("m/other")),
         "merge" => merge(Path::new("m/fork"), path, Path::new("m/rw")),
         other => panic!("no {other}"),
     };
@@ -143,6 +144,14 @@ fn compare(a: &Path, b: &Path) -> Result<String, ControlError> {
     client::piece(&a, &request).map(|(told, _)| format!("{} bytes", told.len()))
 }
 
+/// The same where the first may be read.
+fn compare_after(secret: &Path, known: &Path) -> Result<String, ControlError> {
+    let (secret, known) = (File::options().write(true).open(secret).unwrap(), File::open(known).unwrap());
+    let (before, after) = (client::token(&known)?, client::token(&secret)?);
+    let request = ControlRequest::Diff { before, after, ranges: true, no_renames: false };
+    client::piece(&known, &request).map(|(told, _)| format!("{} bytes", told.len()))
+}
+
 /// Merges a fork into a directory, with all that the kernel shows in another.
 fn merge(fork: &Path, into: &Path, elsewhere: &Path) -> Result<String, ControlError> {
     let open = |path| File::open(path).unwrap();
@@ -190,7 +199,8 @@ fn forks_are_merged_by_owners_through_mounts_that_may_be_written_to() {
     fine(
         &b,
         BOB,
-        "mkdir m/own; ! ./pando merge m/fork --into m/own; ! ./pando merge --dry-run m/fork --into m/own; ls m/own",
+        "set -e; mkdir m/own; ! ./pando merge m/fork --into m/own || exit 1
+         ! ./pando merge --dry-run m/fork --into m/own || exit 1; ls m/own",
     );
     assert_eq!(b.sh("cat m/t/f; ls m/theirs m/own"), "x\nm/own:\n\nm/theirs:\n");
     b.ok(&["merge", "m/fork"]);
@@ -308,10 +318,31 @@ fn files_are_compared_for_those_only_who_have_opened_them_for_reading() {
     assert!(!done && said.contains("ermission denied"), "{said}");
     for mode in ["622", "666"] {
         b.sh(&format!("chmod {mode} m/closed"));
-        let (done, said) = look(&b, BOB, "compare", "m/closed");
-        assert!(!done && said.contains("Refused"), "{mode}: {said}");
+        for what in ["compare", "compare after"] {
+            let (done, said) = look(&b, BOB, what, "m/closed");
+            assert!(!done && said.contains("Refused"), "{what}, {mode}: {said}");
+        }
     }
     assert!(fine(&b, BOB, "./pando diff --json m/closed m/other").contains("\"ranges\":[[5,6]]"));
+}
+
+/// That a fork may be listed tells the names in it, and nothing of what they were.
+#[test]
+fn what_a_fork_has_changed_is_told_to_those_who_may_enter_it() {
+    let Some(b) = Bench::shared("looker") else { return };
+    b.sh(
+        "mkdir m/d; echo x > m/d/secretname; ./pando fork m/d m/fork; rm m/fork/secretname; chmod 744 m/fork",
+    );
+    let (done, said) = sh_as(&b, BOB, "./pando diff m/fork");
+    assert!(!done && said.contains("ermission denied") && !said.contains("secretname"), "{said}");
+    // By his groups he may do less than others, which only the kernel knows.
+    b.sh("chgrp 41099 m/fork; chmod 745 m/fork");
+    if has("setpriv") {
+        let groups = format!("setpriv --reuid {BOB} --regid {BOB} --groups 41099");
+        let (done, said) = sh_as(&b, 0, &format!("{groups} ./pando diff m/fork"));
+        assert!(!done && said.contains("ermission denied") && !said.contains("secretname"), "{said}");
+    }
+    assert!(fine(&b, BOB, "./pando diff m/fork").contains("-\tsecretname"));
 }
 
 #[test]

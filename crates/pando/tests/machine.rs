@@ -148,7 +148,10 @@ fn device_nodes_and_set_id_bits_count_on_what_root_mounts_by_fstab() {
     exits(&b, "umount.pando", &["m"], 0, "");
     // As mount(8) gives it where fstab says `user`.
     exits(&b, "mount.pando", &["a.img", "m", "-o", "rw,noexec,nosuid,nodev,user"], 0, "");
-    b.sh("! echo x > m/null; ! m/id; [ $(stat -c %a m/id) = 4755 ]");
+    b.sh("! echo x > m/null || exit 1; ! m/id || exit 1; [ $(stat -c %a m/id) = 4755 ]");
+    exits(&b, "umount.pando", &["m"], 0, "");
+    exits(&b, "mount.pando", &["a.img", "m", "-o", "rw,nosuid,nodev,user"], 0, "");
+    b.sh("! echo x > m/null || exit 1; [ $(m/id -u) = 0 ]");
     exits(&b, "umount.pando", &["m"], 0, "");
 }
 
@@ -274,7 +277,7 @@ fn mount_and_umount_find_the_helpers() {
     let script = format!(
         "{LET_GO} mount -t overlay none -o lowerdir={0}/usr/sbin:/usr/sbin /usr/sbin || {{ echo no overlay; exit 0; }}
          mkdir -p /usr/local/bin; mount --bind {0}/usr/local/bin /usr/local/bin
-         mount -T fstab m; echo x > m/f; mount -o remount,ro m; ! touch m/g 2>/dev/null
+         mount -T fstab m; echo x > m/f; mount -o remount,ro m; ! touch m/g 2>/dev/null || exit 1
          umount m; pando info a.img | grep closed
          fsck -T -t pando -a a.img
          mount -t fuse.pando -o ro a.img m; cat m/f; umount m

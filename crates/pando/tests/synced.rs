@@ -144,3 +144,28 @@ fn acknowledged_is_there(b: Bench, options: &str) {
     b.umount();
     b.ok(&["check", "a.img"]);
 }
+
+/// The kernel sends no fsync behind a copy.
+#[test]
+fn a_copy_into_a_file_that_was_opened_to_sync_is_durable() {
+    if !crate::common::have_fuse() {
+        return;
+    }
+    let b = Bench::new();
+    fs::create_dir(b.path("m")).unwrap();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    // Nothing becomes durable by itself before the daemon ends.
+    b.ok(&["mount", "-o", "commit=60", "--log-file", "log", "a.img", "m"]);
+    b.sh("echo content > m/from; echo 'old and long' > m/f");
+    b.ok(&["sync", "m"]);
+    let open = |flags| OpenOptions::new().write(true).custom_flags(flags).open(b.path("m/f")).unwrap();
+    let from = File::open(b.path("m/from")).unwrap();
+    let copied = rustix::fs::copy_file_range(&from, None, open(O_DSYNC), Some(&mut 4), 7).unwrap();
+    assert_eq!(copied, 7);
+    b.sh(&format!("kill -9 {}", b.daemon()));
+    drop(from);
+    b.run(&["umount", "m"]); // which fails, or says that the daemon was dead
+    b.mount();
+    assert_eq!(b.sh("cat m/f"), "old contentg\n");
+    b.umount();
+}

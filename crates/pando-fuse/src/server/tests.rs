@@ -122,6 +122,35 @@ fn the_kernel_is_asked_for_times_of_files_only_whose_writes_it_keeps() {
     assert!(!server.shared.content_changer(&ROOT_USER, ino).reports_times);
 }
 
+/// Its snapshot holds the space of all that is deleted meanwhile.
+#[test]
+fn a_difference_ends_when_what_it_was_asked_on_is_closed() {
+    let server = server(true);
+    let dir = server.opendir(&ROOT_USER, ROOT, libc::O_RDONLY).unwrap().handle;
+    let file = server.create(&ROOT_USER, ROOT, OsStr::new("f"), 0o644, 0, libc::O_RDONLY).unwrap();
+    let (ino, handle) = (file.0.ino, file.1.handle);
+    let diffs = &server.shared.diffs;
+    for on in [(ROOT, dir), (ino, handle)] {
+        assert!(diffs.begin_bytes(0, on, vec![0; 9]) && diffs.next(0, on, 4).is_some());
+    }
+    server.releasedir(ROOT, dir);
+    drop(server.release(ino, handle, libc::O_RDONLY));
+    assert!(diffs.next(0, (ROOT, dir), 4).is_none() && diffs.next(0, (ino, handle), 4).is_none());
+}
+
+/// What the kernel is not told of has no reference by it: what is kept in memory for it would stay, and the space of a
+/// tree that is removed.
+#[test]
+fn a_proof_that_an_entry_may_be_removed_keeps_no_reference_to_it() {
+    let server = server(true);
+    let dir = server.mkdir(&ROOT_USER, ROOT, OsStr::new("d"), 0o755, 0).unwrap().ino;
+    let token = server.shared.proofs.issue(&ROOT_USER, ROOT, 1, true).unwrap();
+    let shown = server.rename(&ROOT_USER, (ROOT, OsStr::new("d")), (ROOT, &token.name()), 0);
+    assert_eq!(shown, Err(Errno(libc::ECANCELED)));
+    server.forget(dir, 1);
+    assert!(!server.shared.fs.is_known(dir));
+}
+
 const ROOT_USER: Context = Context { uid: 0, gid: 0, pid: 1, unique: 0, keeps_group_bit: None };
 /// Bytes of the pages that are written out.
 const PAGES_BYTES: usize = 16 << 10;

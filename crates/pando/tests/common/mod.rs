@@ -169,7 +169,8 @@ impl Bench {
         assert!(err.contains(says), "pando {args:?} said {err:?}, not {says:?}");
     }
 
-    /// Runs a program of the system in the directory; it must succeed.
+    /// Runs a script in the directory; it must succeed. A `!` does not end it, but as the last command: that one must
+    /// fail is said by `! command || exit 1`.
     pub fn sh(&self, script: &str) -> String {
         let out = Command::new("sh").args(["-ec", script]).current_dir(&self.root).output().unwrap();
         assert!(out.status.success(), "{script}: {}{}", text(&out.stdout), text(&out.stderr));

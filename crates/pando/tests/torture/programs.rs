@@ -136,9 +136,9 @@ fn programs_run_from_a_mount_and_unusual_files_work() {
             mkfifo mnt/pipe; (echo through the pipe > mnt/pipe &); test \"$(cat mnt/pipe)\" = 'through the pipe'
             seq 1000 > mnt/f; exec 3< mnt/f; rm mnt/f; test \"$(wc -l <&3)\" = 1000; exec 3<&-
             seq 10 > mnt/log; for i in $(seq 50); do echo $i >> mnt/log & done; wait; test $(wc -l < mnt/log) = 60
-            flock mnt/log true; mkdir mnt/d; ! rmdir mnt 2>/dev/null; ln -s d mnt/s; test -d mnt/s/");
+            flock mnt/log true; mkdir mnt/d; ! rmdir mnt 2>/dev/null || exit 1; ln -s d mnt/s; test -d mnt/s/");
     // A program that runs may be replaced, but not written to.
-    bed.sh("cp /bin/sleep mnt/sleep; mnt/sleep 2 & sleep 0.2; ! sh -c 'echo x >> mnt/sleep' 2>/dev/null
+    bed.sh("cp /bin/sleep mnt/sleep; mnt/sleep 2 & sleep 0.2; ! sh -c 'echo x >> mnt/sleep' 2>/dev/null || exit 1
             cp /bin/sleep mnt/other; mv mnt/other mnt/sleep; mnt/sleep 0; wait");
     bed.umount();
     bed.check();

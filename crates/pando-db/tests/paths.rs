@@ -59,6 +59,14 @@ fn sizes_of_new_files() {
         Err(Error::Invalid(_))
     ));
     assert!(!none.exists());
+    let of_size = |size| Db::create(&none, &small.clone().size(size), &Options::default());
+    assert!(matches!(of_size(u64::MAX), Err(Error::Invalid(_))));
+    assert!(!none.exists());
+    // Most hosts have no files of 2^62 bytes.
+    match of_size(1 << 62) {
+        Ok(()) => fs::remove_file(&none).unwrap(),
+        Err(e) => assert!(!none.exists(), "{e}"),
+    }
     assert!(matches!(Db::open(&none, Options::default()), Err(Error::Io { .. })));
     fs::File::create(&none).unwrap().set_len(4096).unwrap();
     assert!(matches!(Db::create(&none, &small, &Options::default()), Err(Error::Invalid(_))));

@@ -15,7 +15,9 @@ use crate::{
 /// was taken, and none that began later.
 ///
 /// It may be moved to another thread and used by several at once (it is `Send` and `Sync`). While a snapshot exists,
-/// nothing that it can reach is freed, and the store stays open and its file locked. It costs nothing else.
+/// nothing that it can reach is freed, and the store stays open and its file locked. In memory it holds what has been
+/// replaced since, of the memtable and of the translation table: next to nothing at first, some 100 KB each were
+/// measured where thousands are held beside writes all over a store. No budget limits that.
 #[derive(Clone)]
 pub struct Snapshot {
     pub(crate) engine: Arc<Engine>,

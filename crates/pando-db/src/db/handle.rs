@@ -129,7 +129,8 @@ impl Db {
     /// durable after the next [`Db::sync`], or within [`Options::sync_interval`].
     ///
     /// Errors leave the store as it was: [`Error::Conflict`] (see [`Batch::expect`]), [`Error::NoSpace`],
-    /// [`Error::Overlap`], [`Error::TooLarge`], [`Error::ReadOnly`], [`Error::Stopped`].
+    /// [`Error::Overlap`], [`Error::TooLarge`], [`Error::ReadOnly`], [`Error::Stopped`], and [`Error::Invalid`] for a
+    /// clone in a store that has been cloned into itself some 200 times over.
     pub fn write(&self, batch: Batch) -> Result<()> {
         self.engine().write(batch)
     }

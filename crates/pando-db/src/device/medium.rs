@@ -57,7 +57,16 @@ impl sealed::OpenDevice for &Path {
             Ok(old) if old.len() == 0 => (size.unwrap_or(DEFAULT_FILE_SIZE), None),
             Ok(old) => (size.unwrap_or(old.len()), None),
         };
-        Ok(New { device: Arc::new(FileDevice::create(self, size, false)?), made })
+        if i64::try_from(size).is_err() {
+            return Err(Error::Invalid(format!("{size} bytes; no file can be that long")));
+        }
+        let device = FileDevice::create(self, size, false).inspect_err(|_| {
+            if made.is_some() {
+                // The error that led here is the one to tell.
+                let _ = std::fs::remove_file(self);
+            }
+        })?;
+        Ok(New { device: Arc::new(device), made })
     }
 
     fn for_old(self, read_only: bool) -> Result<Arc<dyn Device>> {

@@ -319,7 +319,9 @@ pub const FS: Layers = &[
     (
         "exclude",
         &[
+            "account",
             "error",
+            "merge",
             "types",
             "path",
             "record",

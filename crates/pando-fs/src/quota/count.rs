@@ -190,8 +190,8 @@ impl Fs {
     }
 
     /// Gives a directory an account that is exact, unless another call makes it stale meanwhile. Scans all records
-    /// below if the directory has none, or a stale one, or if it is to be counted `anew`: an account that should be exact
-    /// may be wrong after damage, or by a fault.
+    /// below if the directory has none, or a stale one, or if it is to be counted `anew`: an account that should be
+    /// exact may be wrong after damage, or by a fault.
     pub(crate) fn count_tree(&self, dir: &InodeRef, anew: bool) -> Result<()> {
         if dir.frozen {
             let contents = self.hold_dir(dir)?.contents.clone();

@@ -1,7 +1,7 @@
 //! The space that prefixes take on the device, and how much their deletion would free.
 //!
-//! The deletion of each of several groups of prefixes is simulated, of each for itself, in one pass over the nodes, from
-//! the highest to the lowest. So all references to a node have been seen when the pass reaches it, and it is known
+//! The deletion of each of several groups of prefixes is simulated, of each for itself, in one pass over the nodes,
+//! from the highest to the lowest. So all references to a node have been seen when the pass reaches it, and it is known
 //! which keys of it each group shows, and which the rest of the store does:
 //!
 //! - If one group shows all that anybody shows, the whole node would be removed with it.
@@ -31,7 +31,7 @@ use bytes::Bytes;
 
 use self::{
     extents::Extents,
-    groups::{Groups, Sums},
+    groups::{ShownBy, Sums},
     paths::{PathSpans, ShownSpan},
 };
 use crate::{
@@ -133,7 +133,7 @@ struct Pages {
     /// The same without compression.
     stay_raw: u64,
     /// Bytes that these groups show.
-    seen: Vec<(Groups, u64)>,
+    seen: Vec<(ShownBy, u64)>,
     /// By group, what happens if that is deleted.
     alone: BTreeMap<u32, PagesAlone>,
 }
@@ -227,13 +227,13 @@ fn usage(engine: &Engine, groups: &[Vec<Bytes>]) -> Result<Vec<Usage>> {
     let view = engine.view_without_clones()?;
     let mut shown = Vec::new();
     for (group, prefixes) in (0u32..).zip(groups) {
-        let by = Groups::of(group, 1);
+        let by = ShownBy::of(group, 1);
         shown.extend(
             prefixes.iter().map(|prefix| ShownSpan { span: Span::prefix(prefix.clone()), by: by.clone() }),
         );
     }
     let others = Span::all().without_all(shown.iter().map(|part| &part.span));
-    shown.extend(others.into_iter().map(|span| ShownSpan { span, by: Groups::others() }));
+    shown.extend(others.into_iter().map(|span| ShownSpan { span, by: ShownBy::others() }));
     shown.sort_unstable_by(|a, b| a.span.lo.cmp(&b.span.lo));
     let mut walk = UsageWalk {
         engine,
@@ -320,11 +320,11 @@ impl UsageWalk<'_> {
         let handle = self.engine.pager.node(&self.view.tree.table, id)?;
         if visit.references < count {
             let mut held = PathSpans::default();
-            held.add(handle.node.span.clone(), Groups::others());
+            held.add(handle.node.span.clone(), ShownBy::others());
             shown.into_iter().for_each(|part| held.add(part.span, part.by));
             shown = held.counted();
         }
-        let any = shown.iter().fold(Groups::default(), |any, part| any.merged(&part.by, true));
+        let any = shown.iter().fold(ShownBy::default(), |any, part| any.merged(&part.by, true));
         self.sums.nodes.add(&any, 1);
         match any.only().filter(|_| !is_held) {
             Some(group) => self.goes(group, entry),
@@ -435,10 +435,10 @@ impl UsageWalk<'_> {
 }
 
 /// The groups that show all of `span`, of which these parts are shown.
-fn shows_all(shown: &[ShownSpan], span: &Span) -> Groups {
-    let Some((first, others)) = shown.split_first() else { return Groups::default() };
+fn shows_all(shown: &[ShownSpan], span: &Span) -> ShownBy {
+    let Some((first, others)) = shown.split_first() else { return ShownBy::default() };
     if !span.without_all(shown.iter().map(|part| &part.span)).is_empty() {
-        return Groups::default();
+        return ShownBy::default();
     }
     others.iter().fold(first.by.clone(), |all, part| all.merged(&part.by, false))
 }
@@ -467,8 +467,8 @@ fn own_bytes(entry: &Entry) -> (u64, bool) {
 /// is shown by most paths.
 fn read(run: &Run, shown: &[ShownSpan], visible: &mut Sums) {
     // The page that was met last, and who shows it.
-    let mut last: Option<(usize, Groups)> = None;
-    let mut count = |page: Option<(usize, Groups)>| {
+    let mut last: Option<(usize, ShownBy)> = None;
+    let mut count = |page: Option<(usize, ShownBy)>| {
         if let Some((page, by)) = page
             && let Some(page) = run.pages.get(page)
         {

@@ -1,16 +1,16 @@
 //! Counts extents of pages that several nodes may use as the allocator does. Such an extent is freed as a whole when
 //! the last node that uses any of it is removed. So the walk over the nodes under the prefixes notes for each use of an
-//! extent with which group it is removed. At the end one pass over the translation table counts all uses: if all of them are
-//! removed with one group, the extent is freed. The table has the uses in the version that is walked; reference counts in memory
-//! would include those of older versions. The pass does no I/O (0.07 s for a million nodes), and is left out if no
-//! use goes.
+//! extent with which group it is removed. At the end one pass over the translation table counts all uses: if all of
+//! them are removed with one group, the extent is freed with it. The table has the uses in the version that is walked;
+//! reference counts in memory would include those of older versions. The pass does no I/O (0.07 s for a million nodes),
+//! and is left out if no use goes.
 //!
 //! Guarantees: no extent is counted twice. May use: the table, and the places of pages.
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::groups::{Groups, Sums};
 use crate::{
+    db::api::usage::groups::{ShownBy, Sums},
     node::{PageLoc, PageRef},
     space::Extent,
     store::{
@@ -30,18 +30,18 @@ pub(super) struct Extents {
 struct ExtentUse {
     len: u64,
     /// By group, what happens if that is deleted.
-    alone: BTreeMap<u32, Alone>,
+    alone: BTreeMap<u32, ExtentAlone>,
     /// How many nodes use it that nothing shows any more.
     dead: u64,
     /// Bytes of its pages that each group shows.
     seen: Sums,
     /// The groups for which it counts as a whole, because all that one of its nodes has belongs to them.
-    whole: Groups,
+    whole: ShownBy,
 }
 
 /// What would happen to an extent if one group were deleted.
 #[derive(Default)]
-struct Alone {
+struct ExtentAlone {
     /// How many nodes would no longer use it.
     let_go: u64,
     /// Whether one of these nodes would be rewritten for that.
@@ -71,7 +71,7 @@ impl Extents {
     /// written yet, so that its pages may be stored elsewhere.
     pub fn goes(&mut self, group: u32, extent: &Extent, unwritten: bool) {
         let claim = self.claim(extent);
-        claim.whole = claim.whole.merged(&Groups::of(group, 1), true);
+        claim.whole = claim.whole.merged(&ShownBy::of(group, 1), true);
         let alone = claim.alone.entry(group).or_default();
         alone.let_go += 1;
         alone.rewritten |= unwritten;
@@ -93,7 +93,7 @@ impl Extents {
 
     /// Notes that a node uses the extent that would stay. Each group shows so many bytes of its pages there, and these
     /// `all` of the node.
-    pub fn stays(&mut self, extent: &Extent, seen: &[(Groups, u64)], all: &Groups) {
+    pub fn stays(&mut self, extent: &Extent, seen: &[(ShownBy, u64)], all: &ShownBy) {
         let claim = self.claim(extent);
         seen.iter().for_each(|(groups, bytes)| claim.seen.add(groups, *bytes));
         claim.whole = claim.whole.merged(all, true);
@@ -213,8 +213,8 @@ mod tests {
         (exclusive, stored - exclusive, first(sums.estimated))
     }
 
-    fn show(bytes: u64) -> [(Groups, u64); 1] {
-        [(Groups::of(0, 1), bytes)]
+    fn show(bytes: u64) -> [(ShownBy, u64); 1] {
+        [(ShownBy::of(0, 1), bytes)]
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
         assert_eq!(sum(&extents, &table), (8192, 12288, 0), "a node in memory holds it");
         // The node in memory would copy what it needs of it.
         extents.is_left(0, &other, 1000);
-        extents.stays(&other, &show(300), &Groups::default());
+        extents.stays(&other, &show(300), &ShownBy::default());
         assert_eq!(sum(&extents, &table), (8192 + 11288, 1000, 11288));
         assert_eq!(sum(&extents, &older), (11288, 8192 + 1000, 11288));
         // Each group for itself; what nothing shows any more holds nothing.
@@ -259,12 +259,12 @@ mod tests {
         let extent = space.allocate_shared(8192).expect("room");
         let table = Table::default();
         let mut extents = Extents::default();
-        extents.stays(&extent, &show(5000), &Groups::default());
+        extents.stays(&extent, &show(5000), &ShownBy::default());
         assert_eq!(sum(&extents, &table), (0, 5000, 0));
-        extents.stays(&extent, &show(5000), &Groups::default());
+        extents.stays(&extent, &show(5000), &ShownBy::default());
         assert_eq!(sum(&extents, &table), (0, 8192, 0));
         let mut extents = Extents::default();
-        extents.stays(&extent, &[], &Groups::of(0, 1));
+        extents.stays(&extent, &[], &ShownBy::of(0, 1));
         assert_eq!(sum(&extents, &table), (0, 8192, 0));
     }
 }

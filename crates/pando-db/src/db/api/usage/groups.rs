@@ -18,21 +18,21 @@ pub(super) struct GroupRun {
 /// The groups that show something, and by how many paths each: runs that ascend and do not overlap. If two of them
 /// touch, their numbers of paths differ.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Groups(Option<Arc<[GroupRun]>>);
+pub(super) struct ShownBy(Option<Arc<[GroupRun]>>);
 
-impl Groups {
+impl ShownBy {
     /// One group.
-    pub fn of(group: u32, times: u64) -> Groups {
-        Groups::from_runs(vec![GroupRun { first: group, end: group + 1, times }])
+    pub fn of(group: u32, times: u64) -> ShownBy {
+        ShownBy::from_runs(vec![GroupRun { first: group, end: group + 1, times }])
     }
 
     /// All that is in no group.
-    pub fn others() -> Groups {
-        Groups::of(OTHERS, 1)
+    pub fn others() -> ShownBy {
+        ShownBy::of(OTHERS, 1)
     }
 
-    fn from_runs(runs: Vec<GroupRun>) -> Groups {
-        Groups((!runs.is_empty()).then(|| runs.into()))
+    fn from_runs(runs: Vec<GroupRun>) -> ShownBy {
+        ShownBy((!runs.is_empty()).then(|| runs.into()))
     }
 
     pub fn runs(&self) -> &[GroupRun] {
@@ -66,7 +66,7 @@ impl Groups {
     }
 
     /// The groups, by how much the number of paths rises at each number.
-    pub fn of_steps(steps: &BTreeMap<u32, i128>) -> Groups {
+    pub fn of_steps(steps: &BTreeMap<u32, i128>) -> ShownBy {
         let mut runs: Vec<GroupRun> = Vec::new();
         let (mut from, mut height) = (0, 0i128);
         for (&at, step) in steps {
@@ -76,11 +76,11 @@ impl Groups {
             }
             (from, height) = (at, height + step);
         }
-        Groups::from_runs(runs)
+        ShownBy::from_runs(runs)
     }
 
     /// For each group the larger number of paths, or the smaller one.
-    pub fn merged(&self, other: &Groups, larger: bool) -> Groups {
+    pub fn merged(&self, other: &ShownBy, larger: bool) -> ShownBy {
         if self == other {
             return self.clone();
         }
@@ -103,13 +103,13 @@ impl Groups {
             }
             at = end;
             if at == u32::MAX {
-                return Groups::from_runs(runs);
+                return ShownBy::from_runs(runs);
             }
         }
     }
 
     /// These without those that `other` has.
-    pub fn without(&self, other: &Groups) -> Groups {
+    pub fn without(&self, other: &ShownBy) -> ShownBy {
         if other.is_empty() {
             return self.clone();
         }
@@ -129,7 +129,7 @@ impl Groups {
                 }
             }
         }
-        Groups::from_runs(runs)
+        ShownBy::from_runs(runs)
     }
 }
 
@@ -149,12 +149,12 @@ pub(super) struct Sums {
 
 impl Sums {
     /// Adds as much to the sum of each of these groups.
-    pub fn add(&mut self, groups: &Groups, more: u64) {
+    pub fn add(&mut self, groups: &ShownBy, more: u64) {
         self.add_runs(groups.listed(), |_| more);
     }
 
     /// Adds as much for each path of each of these groups.
-    pub fn add_times(&mut self, groups: &Groups, more: u64) {
+    pub fn add_times(&mut self, groups: &ShownBy, more: u64) {
         self.add_runs(groups.listed(), |times| more.saturating_mul(times));
     }
 
@@ -167,8 +167,8 @@ impl Sums {
     }
 
     /// The sums as numbers of paths.
-    pub fn groups(&self) -> Groups {
-        Groups::of_steps(&self.steps)
+    pub fn groups(&self) -> ShownBy {
+        ShownBy::of_steps(&self.steps)
     }
 
     fn add_runs(&mut self, runs: &[GroupRun], more: impl Fn(u64) -> u64) {
@@ -200,18 +200,18 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn groups() -> impl Strategy<Value = Groups> {
+    fn groups() -> impl Strategy<Value = ShownBy> {
         prop::collection::vec((0u32..12, 1u32..6, 1i128..3), 0..5).prop_map(|runs| {
             let mut steps = BTreeMap::new();
             for (first, len, times) in runs {
                 *steps.entry(first).or_default() += times;
                 *steps.entry(first + len).or_default() -= times;
             }
-            Groups::of_steps(&steps)
+            ShownBy::of_steps(&steps)
         })
     }
 
-    fn is_in_form(groups: &Groups) -> bool {
+    fn is_in_form(groups: &ShownBy) -> bool {
         groups.runs().iter().all(|run| run.first < run.end && run.times > 0)
             && groups.runs().windows(2).all(|two| match two {
                 [a, b] => a.end < b.first || (a.end == b.first && a.times != b.times),
@@ -240,9 +240,9 @@ mod tests {
 
     #[test]
     fn the_others_are_no_group() {
-        let both = Groups::of(3, 2).merged(&Groups::others(), true);
-        assert_eq!((both.only(), Groups::of(3, 2).only(), Groups::others().only()), (None, Some(3), None));
-        assert_eq!((both.listed().len(), Groups::others().listed().len()), (1, 0));
-        assert!(Groups::others().without(&both).is_empty());
+        let both = ShownBy::of(3, 2).merged(&ShownBy::others(), true);
+        assert_eq!((both.only(), ShownBy::of(3, 2).only(), ShownBy::others().only()), (None, Some(3), None));
+        assert_eq!((both.listed().len(), ShownBy::others().listed().len()), (1, 0));
+        assert!(ShownBy::others().without(&both).is_empty());
     }
 }

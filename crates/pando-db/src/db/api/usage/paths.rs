@@ -10,8 +10,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::groups::Groups;
-use crate::{key::Span, node::ranged::Ranged};
+use crate::{db::api::usage::groups::ShownBy, key::Span, node::ranged::Ranged};
 
 /// Up to so many ranges are not merged.
 const FEW_RANGES: usize = 8;
@@ -20,7 +19,7 @@ const FEW_RANGES: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ShownSpan {
     pub span: Span,
-    pub by: Groups,
+    pub by: ShownBy,
 }
 
 impl Ranged for ShownSpan {
@@ -45,7 +44,7 @@ pub(super) struct PathSpans {
 
 impl PathSpans {
     /// Adds a range that these paths show. Cost: O(log n), amortised, for n runs after merging.
-    pub fn add(&mut self, span: Span, by: Groups) {
+    pub fn add(&mut self, span: Span, by: ShownBy) {
         if span.is_empty() || by.is_empty() {
             return;
         }
@@ -70,14 +69,14 @@ fn together(parts: Vec<ShownSpan>) -> Vec<ShownSpan> {
         return parts;
     }
     // The bounds of ranges, and which paths more, or fewer, show the keys behind each.
-    let mut bounds: Vec<(Bytes, i128, Groups)> = Vec::with_capacity(2 * parts.len());
+    let mut bounds: Vec<(Bytes, i128, ShownBy)> = Vec::with_capacity(2 * parts.len());
     for ShownSpan { span, by } in parts {
         bounds.extend(span.hi.map(|hi| (hi, -1, by.clone())));
         bounds.push((span.lo, 1, by));
     }
     bounds.sort_unstable_by(|(a, ..), (b, ..)| a.cmp(b));
     let mut apart: Vec<ShownSpan> = Vec::new();
-    let (mut begun, mut shown) = (Bytes::new(), Groups::default());
+    let (mut begun, mut shown) = (Bytes::new(), ShownBy::default());
     // By how much the number of paths rises at each number.
     let mut steps: BTreeMap<u32, i128> = BTreeMap::new();
     for here in bounds.chunk_by(|(a, ..), (b, ..)| a == b) {
@@ -90,7 +89,7 @@ fn together(parts: Vec<ShownSpan>) -> Vec<ShownSpan> {
             }
         }
         steps.retain(|_, step| *step != 0);
-        let next = Groups::of_steps(&steps);
+        let next = ShownBy::of_steps(&steps);
         if next == shown {
             continue;
         }
@@ -126,7 +125,7 @@ mod tests {
         ) {
             let mut counted = PathSpans::default();
             for (span, group, times) in &added {
-                counted.add(span.clone(), Groups::of(*group, *times));
+                counted.add(span.clone(), ShownBy::of(*group, *times));
             }
             let counted = counted.counted();
             for key in &keys {
@@ -153,11 +152,11 @@ mod tests {
     fn equal_ranges_are_one() {
         let (mut paths, mut many) = (PathSpans::default(), PathSpans::default());
         for group in 0..100_000 {
-            paths.add(Span::all(), Groups::of(7, u64::MAX / 2));
-            many.add(Span::all(), Groups::of(group, 1));
+            paths.add(Span::all(), ShownBy::of(7, u64::MAX / 2));
+            many.add(Span::all(), ShownBy::of(group, 1));
             assert!(paths.parts.len() <= 2 * FEW_RANGES + 1 && many.parts.len() <= 2 * FEW_RANGES + 1);
         }
-        assert_eq!(paths.counted(), [ShownSpan { span: Span::all(), by: Groups::of(7, u64::MAX) }]);
+        assert_eq!(paths.counted(), [ShownSpan { span: Span::all(), by: ShownBy::of(7, u64::MAX) }]);
         assert_eq!(many.counted().first().map(|part| part.by.runs().len()), Some(1));
     }
 }

@@ -178,6 +178,9 @@ fn parts_of_shared_trees_and_random_histories() {
                 s.put(&format!("{edited}{half}"), n);
             }
         }
+        let all: Vec<Vec<bytes::Bytes>> = (0..trees).map(|n| vec![tree(n).into()]).collect();
+        let each = s.db.usage_of_each(&all).unwrap();
+        assert!(all.iter().zip(each).all(|(one, told)| s.db.usage_of(one).unwrap() == told), "seed {seed}");
         for _ in 0..3 {
             let victim = tree(s.rng.random_range(0..trees));
             let part = ["", "x", "y"][s.rng.random_range(0..3usize)];

@@ -69,6 +69,13 @@ impl Fs {
         Ok(self.db.usage_of(&prefixes)?)
     }
 
+    /// The usage of each of several snapshots, as if it alone were deleted. Cost: as of one with all that they have, so
+    /// that many are looked at together much faster than one after the other.
+    pub fn usage_of_each_snapshot(&self, numbers: &[u32]) -> Result<Vec<Usage>> {
+        let volumes: Vec<_> = numbers.iter().map(|number| vec![path::volume(*number)]).collect();
+        Ok(self.db.usage_of_each(&volumes)?)
+    }
+
     /// The usage of what lies at a path, relative to the root.
     pub fn usage_of_path(&self, path: &Path) -> Result<Usage> {
         let attr = self.resolve(path)?;

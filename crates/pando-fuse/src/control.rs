@@ -80,6 +80,8 @@ pub mod command {
     pub const POLICIES: u32 = number::<StatsBytes>(0x52);
     /// The snapshots of directories that are gone, whose answer is of that size too.
     pub const GONE: u32 = number::<StatsBytes>(0x53);
+    /// What each of the snapshots of a directory takes, whose answer is of that size too.
+    pub const SPACE: u32 = number::<StatsBytes>(0x54);
     /// Changes attributes of a tree.
     pub const CHANGE: u32 = number::<Bytes>(0x60);
     /// A new token.
@@ -172,6 +174,11 @@ pub enum ControlRequest {
     /// Name the snapshots of all directories that are gone; the first piece of the answer.
     Gone {
         /// Shows that the caller is root.
+        token: Token,
+    },
+    /// What each of the snapshots of the source of the token takes; the first piece of the answer.
+    Space {
+        /// Shows it.
         token: Token,
     },
     /// Something about the quotas of the source of the token; the first piece of the answer.
@@ -273,6 +280,7 @@ impl ControlRequest {
             ControlRequest::Quota { .. } => command::QUOTA,
             ControlRequest::Policies { .. } => command::POLICIES,
             ControlRequest::Gone { .. } => command::GONE,
+            ControlRequest::Space { .. } => command::SPACE,
             ControlRequest::Stats => command::STATS,
             ControlRequest::Identity => command::IDENTITY,
         }
@@ -333,7 +341,9 @@ impl ControlRequest {
                 out.extend_from_slice(&into.0);
                 out.extend_from_slice(&asked.encode());
             }
-            ControlRequest::Policies { token } | ControlRequest::Gone { token } => {
+            ControlRequest::Policies { token }
+            | ControlRequest::Gone { token }
+            | ControlRequest::Space { token } => {
                 out.extend_from_slice(&token.0);
             }
             ControlRequest::Quota { token, asked } => {
@@ -412,6 +422,7 @@ impl ControlRequest {
             }
             c if c == command::POLICIES => ControlRequest::Policies { token: r.token()? },
             c if c == command::GONE => ControlRequest::Gone { token: r.token()? },
+            c if c == command::SPACE => ControlRequest::Space { token: r.token()? },
             c if c == command::STATS => ControlRequest::Stats,
             c if c == command::IDENTITY => ControlRequest::Identity,
             _ => return None,
@@ -423,7 +434,7 @@ impl ControlRequest {
         use command::*;
         let all = [
             PROBE, TOKEN, CLONE, REMOVE, CHANGE, SYNC, GROW, USAGE, SNAPSHOT, DIFF, FORK, QUOTA, POLICIES,
-            GONE, STATS, IDENTITY,
+            GONE, SPACE, STATS, IDENTITY,
         ];
         all.contains(&command)
     }

@@ -3,11 +3,7 @@
 //! Rights come from what the kernel has shown under the request's token (`proof`), never from what the request says.
 //! Guarantee: the kernel's caches are right before the answer is sent. All of this runs on workers.
 
-use std::{
-    ffi::OsStr,
-    path::PathBuf,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{ffi::OsStr, path::PathBuf, sync::Arc};
 
 use pando_fs::{Authority, Caller, DiffOptions, FileKind, SnapshotInfo};
 
@@ -26,6 +22,7 @@ use crate::{
 
 mod alike;
 mod mounted;
+mod space;
 
 /// Most snapshots that are looked at for one answer, a count.
 const MAX_LISTED_SNAPSHOTS: usize = 64;
@@ -89,6 +86,9 @@ impl MountState {
             }
             ControlRequest::Gone { token } => {
                 return Ok(self.pieces(c, on, || self.begin_gone(c, on, &token, stop).map(|()| 0)));
+            }
+            ControlRequest::Space { token } => {
+                return Ok(self.pieces(c, on, || self.begin_space(c, on, &token, stop).map(|()| 0)));
             }
             ControlRequest::Sync => {
                 self.store_all().map_err(Refusal::from).and_then(|()| done(self.refused.count() as u64))
@@ -343,16 +343,9 @@ impl MountState {
             return Err(pando_fs::Error::NotPermitted { name: "snapshots".into(), why }.into());
         }
         self.has_it_whole(&shows)?;
-        let mut text = String::new();
-        for info in self.fs.snapshots_of_gone_unless(stop.flag())? {
-            if stop.flag().load(Ordering::Relaxed) {
-                return Err(Refusal(libc::EINTR, "interrupted".into()));
-            }
-            // A damaged snapshot does not hide the others.
-            let usage = self.fs.usage_of_snapshot(info.number);
-            let usage = usage.map_or("-".into(), |usage| control::encode_usage(&(&usage).into()));
-            text += &asked::gone_line(&info, &usage);
-        }
+        let gone = self.fs.snapshots_of_gone_unless(stop.flag())?;
+        let told = self.spent_by_each(&gone, stop)?;
+        let text = gone.iter().zip(&told).map(|(info, used)| asked::gone_line(info, used)).collect();
         self.begin_text(c, on, text)
     }
 

@@ -29,9 +29,11 @@ use crate::{
 
 mod differences;
 mod mounted;
+mod space;
 
 pub use differences::{Differences, alike_snapshots, diff, diff_fork, merge};
 pub use mounted::mounted_snapshots;
+pub use space::usage_of_each_snapshot;
 
 /// A name in a directory, whether there is anything or not.
 #[derive(Debug)]

@@ -30,6 +30,7 @@ fn requests() -> Vec<ControlRequest> {
         ControlRequest::Usage { token: TOKEN },
         ControlRequest::Policies { token: TOKEN },
         ControlRequest::Gone { token: TOKEN },
+        ControlRequest::Space { token: TOKEN },
         ControlRequest::Snapshot { token: TOKEN, asked: Asked::Rename(7, "x".into()) },
         ControlRequest::Remove { token: TOKEN, fork: true },
         ControlRequest::Quota { token: TOKEN, asked: QuotaAsked::Set(Some(1 << 40)) },

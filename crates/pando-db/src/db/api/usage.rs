@@ -1,24 +1,29 @@
-//! The space that a prefix takes on the device, and how much its deletion would free.
+//! The space that prefixes take on the device, and how much their deletion would free.
 //!
-//! The deletion of the prefix is simulated in one pass over the nodes, from the highest to the lowest. So all
-//! references to a node have been seen when the pass reaches it, and it is known which of them would be removed, and
-//! what the others would still show:
+//! The deletion of each of several groups of prefixes is simulated, of each for itself, in one pass over the nodes,
+//! from the highest to the lowest. So all references to a node have been seen when the pass reaches it, and it is known
+//! which keys of it each group shows, and which the rest of the store does:
 //!
-//! - If all of them would be removed, the whole node would be removed, with its own references.
-//! - Otherwise those pages and references would be removed from it that no remaining reference shows: the node would be
-//!   made simple, or pruned (`dag/gc/prune.rs`).
+//! - If one group shows all that anybody shows, the whole node would be removed with it.
+//! - Otherwise those pages and references would be removed from it that nobody else shows: the node would be made
+//!   simple, or pruned (`dag/gc/prune.rs`).
 //!
-//! What would be removed is *exclusive*; what the prefix shows and would stay is *shared*. An extent of pages, which
-//! several nodes may use, is freed with the last of them (`usage/extents.rs`). What the paths to a node show is merged
-//! before it is passed on (`usage/paths.rs`), so a node costs the same however many paths lead to it. Reads headers
-//! only and takes no lock over that. Uses the pager and the maps of `key`.
+//! What would be removed is *exclusive*; what the group shows and would stay is *shared*. What nobody shows any more
+//! goes by itself, and is nobody's. An extent of pages, which several nodes may use, is freed with the last of them
+//! (`usage/extents.rs`). What the paths to a node show is merged before it is passed on (`usage/paths.rs`), and groups
+//! with successive numbers are one run (`usage/groups.rs`): so a node costs the same however many paths lead to it,
+//! and ten thousand snapshots are looked at as fast as the nodes that they have. Reads headers only and takes no lock
+//! over that. Uses the pager and the maps of `key`.
 
 mod extents;
+mod groups;
 mod paths;
+#[cfg(test)]
+mod tests;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -26,6 +31,7 @@ use bytes::Bytes;
 
 use self::{
     extents::Extents,
+    groups::{ShownBy, Sums},
     paths::{PathSpans, ShownSpan},
 };
 use crate::{
@@ -51,26 +57,33 @@ impl Db {
     /// prefix reaches; a pass over the translation table in memory; a few words for each extent of pages that the
     /// prefix reaches.
     pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
-        usage(self.engine(), &[Bytes::copy_from_slice(prefix)])
+        self.usage_of(&[Bytes::copy_from_slice(prefix)])
     }
 
     /// The usage of several prefixes together; none may be a prefix of another.
     pub fn usage_of(&self, prefixes: &[Bytes]) -> Result<Usage> {
-        let mut sorted: Vec<&Bytes> = prefixes.iter().collect();
+        Ok(self.usage_of_each(&[prefixes.to_vec()])?.pop().unwrap_or_default())
+    }
+
+    /// The usage of each of several groups of prefixes, as if it alone were deleted; no prefix may be a prefix of
+    /// another. Cost: as of one group that has all of them, whatever their number, if groups that share something are
+    /// near each other.
+    pub fn usage_of_each(&self, groups: &[Vec<Bytes>]) -> Result<Vec<Usage>> {
+        let mut sorted: Vec<&Bytes> = groups.iter().flatten().collect();
         sorted.sort_unstable();
         // If a prefix lies in another, it or one like it follows that one directly in this order.
         if sorted.windows(2).any(|pair| matches!(pair, [a, b] if b.starts_with(a))) {
             return Err(Error::Invalid("one prefix lies in another".into()));
         }
-        usage(self.engine(), prefixes)
+        usage(self.engine(), groups)
     }
 }
 
 /// The space of the keys under a prefix. All sizes are bytes.
 ///
 /// The figures are those of the moment of the call, and are most exact when the store has settled (see
-/// [`crate::Db::settle`]): space that earlier deletes will free anyway counts as exclusive. Pages of the translation
-/// table and the log are not included.
+/// [`crate::Db::settle`]): space that earlier deletes will free anyway is in no figure, unless a node has it together
+/// with all that it has of the prefix. Pages of the translation table and the log are not included.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Usage {
@@ -106,43 +119,69 @@ pub struct Usage {
 /// What is known of a node before the pass reaches it.
 #[derive(Default)]
 struct Visit {
-    /// How many references would be removed with the prefix.
-    gone: u64,
-    /// How many references would stay.
-    stays: u64,
-    /// Local keys that the remaining references would show.
-    kept: PathSpans,
-    /// Local keys that can be read under the prefix, and how many times.
+    /// How many references were seen.
+    references: u64,
+    /// Local keys that these show.
     shown: PathSpans,
-}
-
-/// What is known of a node, or of a part of it, when the pass reaches it: ascending ranges that neither overlap nor
-/// touch.
-struct Seen {
-    kept: Vec<Span>,
-    shown: Vec<ShownSpan>,
-}
-
-impl Seen {
-    fn clipped(&self, span: &Span) -> Seen {
-        Seen { kept: clip(&self.kept, span), shown: clip(&self.shown, span) }
-    }
 }
 
 /// Bytes of the pages of one node that lie in one extent, or in the node's own space.
 #[derive(Default)]
 struct Pages {
-    /// Pages that no remaining reference shows.
-    go: u64,
-    /// Pages that would stay.
+    /// Pages that anybody shows.
     stay: u64,
     /// The same without compression.
     stay_raw: u64,
-    /// Pages that would stay and that the prefix shows.
-    seen: u64,
-    /// Those of them that would be shown only in part, and so would be rewritten; also without compression.
+    /// Bytes that these groups show.
+    seen: Vec<(ShownBy, u64)>,
+    /// By group, what happens if that is deleted.
+    alone: BTreeMap<u32, PagesAlone>,
+}
+
+/// What would happen to pages if one group were deleted.
+#[derive(Default)]
+struct PagesAlone {
+    /// Those that nobody else shows; also without compression.
+    go: u64,
+    go_raw: u64,
+    /// Those that would be shown only in part, and so would be rewritten; also without compression.
     cut: u64,
     cut_raw: u64,
+}
+
+impl Pages {
+    /// Counts a page of which these parts are shown.
+    fn count(&mut self, bytes: u64, raw: u64, shown: &[ShownSpan]) {
+        let Some((first, others)) = shown.split_first() else { return };
+        let any = others.iter().fold(first.by.clone(), |any, part| any.merged(&part.by, true));
+        self.stay += bytes;
+        self.stay_raw += raw;
+        if let Some(group) = any.only() {
+            let alone = self.alone.entry(group).or_default();
+            (alone.go, alone.go_raw) = (alone.go + bytes, alone.go_raw + raw);
+        } else if shown.len() > 1 {
+            for group in shown.iter().filter_map(|part| part.by.only()).collect::<BTreeSet<_>>() {
+                let alone = self.alone.entry(group).or_default();
+                (alone.cut, alone.cut_raw) = (alone.cut + bytes, alone.cut_raw + raw);
+            }
+        }
+        match self.seen.last_mut() {
+            Some((groups, sum)) if *groups == any => *sum += bytes,
+            _ => self.seen.push((any, bytes)),
+        }
+    }
+}
+
+/// The sums of [`Usage`], by group.
+#[derive(Default)]
+struct UsageSums {
+    visible: Sums,
+    stored: Sums,
+    exclusive: Sums,
+    estimated: Sums,
+    nodes: Sums,
+    exclusive_nodes: Sums,
+    shared_nodes: Sums,
 }
 
 struct UsageWalk<'a> {
@@ -151,7 +190,7 @@ struct UsageWalk<'a> {
     queue: BTreeMap<(Reverse<u8>, NodeId), Visit>,
     /// Extents that several nodes may use. Their sums are known when all nodes have been seen.
     extents: Extents,
-    usage: Usage,
+    sums: UsageSums,
 }
 
 impl Engine {
@@ -183,28 +222,55 @@ impl Engine {
     }
 }
 
-/// The usage of some prefixes together. See [`crate::Db::usage`].
-fn usage(engine: &Engine, prefixes: &[Bytes]) -> Result<Usage> {
+/// The usage of each of some groups of prefixes. See [`crate::Db::usage_of_each`].
+fn usage(engine: &Engine, groups: &[Vec<Bytes>]) -> Result<Vec<Usage>> {
     let view = engine.view_without_clones()?;
-    let spans: Vec<Span> = prefixes.iter().map(|prefix| Span::prefix(prefix.clone())).collect();
+    let mut shown = Vec::new();
+    for (group, prefixes) in (0u32..).zip(groups) {
+        let by = ShownBy::of(group, 1);
+        shown.extend(
+            prefixes.iter().map(|prefix| ShownSpan { span: Span::prefix(prefix.clone()), by: by.clone() }),
+        );
+    }
+    let others = Span::all().without_all(shown.iter().map(|part| &part.span));
+    shown.extend(others.into_iter().map(|span| ShownSpan { span, by: ShownBy::others() }));
+    shown.sort_unstable_by(|a, b| a.span.lo.cmp(&b.span.lo));
     let mut walk = UsageWalk {
         engine,
         view: &view,
         queue: BTreeMap::new(),
         extents: Extents::default(),
-        usage: Usage::default(),
+        sums: UsageSums::default(),
     };
-    walk.memory(&spans)?;
+    walk.memory(shown)?;
     while let Some(((_, id), visit)) = walk.queue.pop_first() {
+        #[cfg(test)]
+        tests::LOOKED_AT.set(tests::LOOKED_AT.get() + visit.references);
         walk.node(id, visit)?;
     }
     let extents = walk.extents.sum(&view.tree.table);
-    let usage = &mut walk.usage;
-    usage.exclusive_bytes += extents.exclusive;
-    usage.shared_bytes += extents.shared;
-    usage.estimated_bytes += extents.estimated;
-    usage.stored_bytes = usage.exclusive_bytes.saturating_add(usage.shared_bytes);
-    Ok(walk.usage)
+    let each = |sums: Sums| sums.each(groups.len());
+    let UsageSums { visible, stored, exclusive, estimated, nodes, exclusive_nodes, shared_nodes } = walk.sums;
+    let [visible, nodes] = [visible, nodes].map(each);
+    let [exclusive_nodes, shared_nodes] = [exclusive_nodes, shared_nodes].map(each);
+    let both = |a: Sums, b: Sums| -> Vec<u64> {
+        each(a).into_iter().zip(each(b)).map(|(a, b)| a.saturating_add(b)).collect()
+    };
+    let stored = both(stored, extents.stored);
+    let exclusive = both(exclusive, extents.exclusive);
+    let estimated = both(estimated, extents.estimated);
+    let of = |sums: &[u64], group: usize| sums.get(group).copied().unwrap_or(0);
+    let usages = (0..groups.len()).map(|group| Usage {
+        visible_bytes: of(&visible, group),
+        stored_bytes: of(&stored, group),
+        exclusive_bytes: of(&exclusive, group),
+        shared_bytes: of(&stored, group).saturating_sub(of(&exclusive, group)),
+        estimated_bytes: of(&estimated, group),
+        nodes: of(&nodes, group),
+        exclusive_nodes: of(&exclusive_nodes, group),
+        shared_nodes: of(&shared_nodes, group),
+    });
+    Ok(usages.collect())
 }
 
 impl UsageWalk<'_> {
@@ -219,68 +285,71 @@ impl UsageWalk<'_> {
     }
 
     /// Counts the memtables of the view, as if they were the messages of a node above the root, and begins at the root.
-    fn memory(&mut self, spans: &[Span]) -> Result<()> {
-        let mut hidden: Vec<Span> = Vec::new();
-        for table in &self.view.tables {
-            for part in spans.iter().flat_map(|span| span.without_all(&hidden)) {
-                let points = table.points_in(&part).map(|(key, msg)| (key.len() + msg.len()) as u64);
+    fn memory(&mut self, mut shown: Vec<ShownSpan>) -> Result<()> {
+        let view = self.view;
+        for table in &view.tables {
+            for part in shown.iter().filter(|part| !part.by.listed().is_empty()) {
+                let points = table.points_in(&part.span).map(|(key, msg)| (key.len() + msg.len()) as u64);
                 let bytes = points.sum::<u64>();
-                self.see(bytes);
+                self.sums.visible.add(&part.by, bytes);
+                self.sums.stored.add(&part.by, bytes);
                 // If it were deleted before it is written, it would take no space.
-                self.usage.exclusive_bytes += bytes;
-                self.usage.estimated_bytes += bytes;
+                self.sums.exclusive.add(&part.by, bytes);
+                self.sums.estimated.add(&part.by, bytes);
             }
-            hidden.extend(table.ranges.values().map(|range| range.span.clone()));
+            let hidden: Vec<Span> = table.ranges.values().map(|range| range.span.clone()).collect();
+            shown = cut(&shown, &hidden);
         }
-        // The superblock's reference to the root is never removed.
-        let root = self.visit(self.view.tree.root, None)?;
-        root.stays += 1;
-        for part in Span::all().without_all(spans.iter().chain(&hidden)) {
-            root.kept.add(part, 1);
-        }
-        for part in spans.iter().flat_map(|span| span.without_all(&hidden)) {
-            root.shown.add(part, 1);
-        }
+        let root = self.visit(view.tree.root, None)?;
+        root.references += 1;
+        shown.into_iter().for_each(|part| root.shown.add(part.span, part.by));
         Ok(())
-    }
-
-    /// Counts bytes that can be read. In a damaged store the sum may be too large for a number.
-    fn see(&mut self, bytes: u64) {
-        self.usage.visible_bytes = self.usage.visible_bytes.saturating_add(bytes);
     }
 
     fn node(&mut self, id: NodeId, visit: Visit) -> Result<()> {
         let entry = self.view.tree.table.get(id).ok_or_else(|| missing(id))?;
-        let Visit { gone, stays, kept, shown } = visit;
-        let mut seen = Seen { kept: kept.any(), shown: shown.counted() };
+        let mut shown = visit.shown.counted();
         let count = u64::from(entry.count);
-        let handle = self.engine.pager.node(&self.view.tree.table, id)?;
-        if gone + stays < count {
-            // Some references were not seen, as those of nodes that wait to be reclaimed. They may show everything.
-            seen.kept = vec![handle.node.span.clone()];
+        // Some references were not seen, as those of nodes that wait to be reclaimed. They may show everything. And the
+        // superblock's reference to the root is never removed.
+        let is_held = visit.references < count || id == self.view.tree.root;
+        let is_ours = shown.iter().any(|part| !part.by.listed().is_empty());
+        if entry.height == 0 && !is_ours && (is_held || !shown.is_empty()) {
+            return Ok(());
         }
-        self.usage.nodes += u64::from(!seen.shown.is_empty());
-        let fate = if gone >= count {
-            self.goes(entry);
-            Fate::Gone
-        } else {
-            self.stays(entry, &handle, &seen);
-            Fate::Stays
-        };
-        self.below(&handle, &seen, fate)
+        let handle = self.engine.pager.node(&self.view.tree.table, id)?;
+        if visit.references < count {
+            let mut held = PathSpans::default();
+            held.add(handle.node.span.clone(), ShownBy::others());
+            shown.into_iter().for_each(|part| held.add(part.span, part.by));
+            shown = held.counted();
+        }
+        let any = shown.iter().fold(ShownBy::default(), |any, part| any.merged(&part.by, true));
+        self.sums.nodes.add(&any, 1);
+        match any.only().filter(|_| !is_held) {
+            Some(group) => self.goes(group, entry),
+            None if any.is_empty() && !is_held => {
+                extents::of_node(entry).into_iter().for_each(|extent| self.extents.is_dead(extent));
+            }
+            None if is_ours => self.stays(entry, &handle, &shown),
+            None => {}
+        }
+        self.below(&handle, &shown)
     }
 
-    /// Counts a node that would be removed as a whole.
-    fn goes(&mut self, entry: &Entry) {
+    /// Counts a node that would be removed as a whole with a group.
+    fn goes(&mut self, group: u32, entry: &Entry) {
         let (own, written) = own_bytes(entry);
-        self.usage.exclusive_nodes += 1;
-        self.usage.exclusive_bytes += own;
-        self.usage.estimated_bytes += if written { 0 } else { own };
-        extents::of_node(entry).into_iter().for_each(|extent| self.extents.goes(extent, !written));
+        let sums = &mut self.sums;
+        sums.exclusive_nodes.add_one(group, 1);
+        sums.stored.add_one(group, own);
+        sums.exclusive.add_one(group, own);
+        sums.estimated.add_one(group, if written { 0 } else { own });
+        extents::of_node(entry).into_iter().for_each(|extent| self.extents.goes(group, extent, !written));
     }
 
-    /// Counts a node that would stay.
-    fn stays(&mut self, entry: &Entry, handle: &Handle, seen: &Seen) {
+    /// Counts a node that would stay whatever group is deleted.
+    fn stays(&mut self, entry: &Entry, handle: &Handle, shown: &[ShownSpan]) {
         let (mut own, mut apart) = (Pages::default(), HashMap::<u64, Pages>::new());
         for page in handle.node.pages() {
             // The range ends at the least key above the last one.
@@ -290,106 +359,88 @@ impl UsageWalk<'_> {
                 Some(extent) => apart.entry(extent.id).or_default(),
                 None => &mut own,
             };
-            let Seen { kept, shown } = seen.clipped(&keys);
-            if kept.is_empty() {
-                pages.go += bytes;
-                continue;
-            }
-            let seen = !shown.is_empty();
-            let cut = seen && kept != [keys];
-            pages.stay += bytes;
-            pages.stay_raw += u64::from(page.raw);
-            pages.seen += if seen { bytes } else { 0 };
-            pages.cut += if cut { bytes } else { 0 };
-            pages.cut_raw += if cut { u64::from(page.raw) } else { 0 };
+            pages.count(bytes, page.raw.into(), &clip(shown, &keys));
         }
-        let all = handle.node.span.without_all(seen.shown.iter().map(|part| &part.span)).is_empty();
-        self.usage.exclusive_bytes += own.go;
-        self.usage.estimated_bytes += own.go;
-        let shared = if all { own_bytes(entry).0.saturating_sub(own.go) } else { own.seen };
-        self.usage.shared_bytes += shared;
-        let mut any = shared > 0;
+        let all = shows_all(shown, &handle.node.span);
+        let mut any = all.clone();
+        self.sums.stored.add(&all, own_bytes(entry).0);
+        for (groups, bytes) in &own.seen {
+            self.sums.stored.add(&groups.without(&all), *bytes);
+            any = any.merged(groups, true);
+        }
+        for (group, alone) in own.alone {
+            self.sums.exclusive.add_one(group, alone.go);
+            self.sums.estimated.add_one(group, alone.go);
+        }
+        let node_size = self.engine.pager.node_size();
         for extent in extents::of_node(entry) {
-            let Pages { go, stay, stay_raw, seen, cut, cut_raw } =
-                apart.remove(&extent.id).unwrap_or_default();
-            let node_size = self.engine.pager.node_size();
-            if go + cut == 0 || is_worth_keeping(extent, stay - cut, stay_raw - cut_raw, node_size) {
-                self.extents.stays(extent, seen, all);
-                any |= all;
-            } else {
-                self.extents.is_left(extent, stay, seen);
+            let Pages { stay, stay_raw, seen, alone } = apart.remove(&extent.id).unwrap_or_default();
+            self.extents.stays(extent, &seen, &all);
+            any = seen.iter().fold(any, |any, (groups, _)| any.merged(groups, true));
+            for (group, PagesAlone { go, go_raw, cut, cut_raw }) in alone {
+                if !is_worth_keeping(extent, stay - go - cut, stay_raw - go_raw - cut_raw, node_size) {
+                    self.extents.is_left(group, extent, stay - go);
+                }
             }
-            any |= seen > 0;
         }
-        self.usage.shared_nodes += u64::from(any);
+        self.sums.shared_nodes.add(&any, 1);
     }
 
     /// Passes what is shown on to the nodes that this one refers to, and counts what can be read in it.
-    fn below(&mut self, handle: &Handle, seen: &Seen, fate: Fate) -> Result<()> {
+    fn below(&mut self, handle: &Handle, shown: &[ShownSpan]) -> Result<()> {
         let node = &handle.node;
         let edges = match &node.body {
             Body::Leaf(run) => {
-                self.see(readable(run, &seen.shown));
+                read(run, shown, &mut self.sums.visible);
                 return Ok(());
             }
             Body::Interior(edges) => edges,
         };
         for (i, edge) in edges.iter().enumerate() {
             let live = node.edge_span(i);
-            let mut seen = seen.clipped(&live);
+            let mut shown = clip(shown, &live);
             // The newest layer comes first, because a range message hides all that is older.
             for layer in edge.layers.iter().rev() {
-                self.see(readable(&layer.run, &seen.shown));
+                read(&layer.run, &shown, &mut self.sums.visible);
                 for range in &layer.ranges {
                     if let Some(target) = &range.target {
-                        self.refer(&range.span, target, &seen.clipped(&range.span), fate, node.height)?;
+                        self.refer(&range.span, target, &clip(&shown, &range.span), node.height)?;
                     }
                 }
                 if !layer.ranges.is_empty() {
-                    seen.kept = cut(&seen.kept, &layer.ranges);
-                    seen.shown = cut(&seen.shown, &layer.ranges);
+                    shown = cut(&shown, &layer.ranges);
                 }
             }
             if let Some(target) = &edge.child {
-                self.refer(&live, target, &seen, fate, node.height)?;
+                self.refer(&live, target, &shown, node.height)?;
             }
         }
         Ok(())
     }
 
-    /// Notes at the target of an edge or Goto over `live` what is seen through it. `fate` is that of the node which has
-    /// the edge.
-    fn refer(&mut self, live: &Span, target: &Target, seen: &Seen, fate: Fate, above: u8) -> Result<()> {
+    /// Notes at the target of an edge or Goto over `live` what is seen through it.
+    fn refer(&mut self, live: &Span, target: &Target, shown: &[ShownSpan], above: u8) -> Result<()> {
         let entry = self.view.tree.table.get(target.id);
-        // If this is the only reference to a leaf, the leaf would show the same as now.
-        let nothing_changes = fate == Fate::Stays
-            && seen.kept == [live.clone()]
-            && entry.is_some_and(|entry| entry.height == 0 && entry.count == 1);
-        if seen.shown.is_empty() && nothing_changes {
+        let is_leaf = entry.is_some_and(|entry| entry.height == 0 && entry.count == 1);
+        // This is the only reference, and no group shows anything through it.
+        if is_leaf && !shown.is_empty() && shown.iter().all(|part| part.by.listed().is_empty()) {
             return Ok(());
         }
         let lens = Lens::of_edge(live, &target.prepend);
         let next = self.visit(target.id, Some(above))?;
-        match fate {
-            Fate::Gone => next.gone += 1,
-            Fate::Stays if seen.kept.is_empty() => next.gone += 1,
-            Fate::Stays => {
-                next.stays += 1;
-                seen.kept.iter().for_each(|part| next.kept.add(lens.apply_span(part), 1));
-            }
-        }
-        seen.shown.iter().for_each(|part| next.shown.add(lens.apply_span(&part.span), part.times));
+        next.references += 1;
+        shown.iter().for_each(|part| next.shown.add(lens.apply_span(&part.span), part.by.clone()));
         Ok(())
     }
 }
 
-/// What would happen to a node if the prefix were deleted.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    /// The node would be removed, with its references.
-    Gone,
-    /// The node would stay, without references that show nothing any more.
-    Stays,
+/// The groups that show all of `span`, of which these parts are shown.
+fn shows_all(shown: &[ShownSpan], span: &Span) -> ShownBy {
+    let Some((first, others)) = shown.split_first() else { return ShownBy::default() };
+    if !span.without_all(shown.iter().map(|part| &part.span)).is_empty() {
+        return ShownBy::default();
+    }
+    others.iter().fold(first.by.clone(), |all, part| all.merged(&part.by, false))
 }
 
 fn missing(id: NodeId) -> Error {
@@ -412,21 +463,30 @@ fn own_bytes(entry: &Entry) -> (u64, bool) {
     }
 }
 
-/// Raw bytes of the pages of a run that can be read. A page counts whole, and as many times as the part of it that is
-/// shown by most paths.
-fn readable(run: &Run, shown: &[ShownSpan]) -> u64 {
-    let mut bytes = 0u64;
-    // The page that was counted last, and how many times it was counted.
-    let mut last: Option<(usize, u64)> = None;
-    for ShownSpan { span, times } in shown {
+/// Adds raw bytes of the pages of a run that can be read. A page counts whole, and as many times as the part of it that
+/// is shown by most paths.
+fn read(run: &Run, shown: &[ShownSpan], visible: &mut Sums) {
+    // The page that was met last, and who shows it.
+    let mut last: Option<(usize, ShownBy)> = None;
+    let mut count = |page: Option<(usize, ShownBy)>| {
+        if let Some((page, by)) = page
+            && let Some(page) = run.pages.get(page)
+        {
+            visible.add_times(&by, page.raw.into());
+        }
+    };
+    for ShownSpan { span, by } in shown.iter().filter(|part| !part.by.listed().is_empty()) {
         let from = run.page_from(&span.lo);
         let pages = run.pages.iter().enumerate().skip(from);
-        for (at, page) in pages.take_while(|(_, page)| page.meets(span)) {
-            let before = last.filter(|(page, _)| *page == at).map_or(0, |(_, times)| times);
-            let more = times.saturating_sub(before);
-            bytes = bytes.saturating_add(u64::from(page.raw).saturating_mul(more));
-            last = Some((at, before.max(*times)));
+        for (at, _) in pages.take_while(|(_, page)| page.meets(span)) {
+            last = match last.take() {
+                Some((page, before)) if page == at => Some((at, before.merged(by, true))),
+                before => {
+                    count(before);
+                    Some((at, by.clone()))
+                }
+            };
         }
     }
-    bytes
+    count(last);
 }

@@ -22,6 +22,8 @@ use crate::{
 
 /// How long prune waits for the space of a snapshot that it has deleted before it deletes another one.
 const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
+/// Of so many snapshots each is asked for by itself, because one walk over all may read more.
+const FEW_ASKED: usize = 3;
 
 /// What is done to snapshots that go.
 #[derive(Debug, Clone, Copy, Default)]
@@ -113,10 +115,11 @@ pub fn delete(dir: &Path, all: &[SnapshotInfo], which: &[&SnapshotInfo], mode: D
         return delete_each(dir, &which, mode);
     }
     let mounted = mounted(dir, false)?;
+    let mut known = Spending::of(dir, which.len());
     let mut sized = Vec::new();
     for info in which {
         let going = Going { shown: mounted.get(&info.number).cloned(), ..Going::plain(info) };
-        match if going.stays().is_some() { Spent::Refused } else { spent(dir, info)? } {
+        match if going.stays().is_some() { Spent::Refused } else { known.spent(info)? } {
             Spent::Gone => {}
             Spent::Refused => sized.push(going),
             Spent::Known(used) => sized.push(Going { alone: Some(used.exclusive), ..going }),
@@ -238,7 +241,31 @@ pub enum Spent {
     Gone,
 }
 
-pub fn spent(dir: &Path, info: &SnapshotInfo) -> Result<Spent> {
+/// What the snapshots of a directory take.
+pub struct Spending<'a> {
+    dir: &'a Path,
+    known: BTreeMap<u32, Option<Usage>>,
+}
+
+impl Spending<'_> {
+    /// Of a directory of which so many are asked for. If they are more than a few, one request tells of all.
+    pub fn of(dir: &Path, asked: usize) -> Spending<'_> {
+        let together = asked > FEW_ASKED;
+        // Where a daemon of an earlier version does not tell, each is asked for.
+        let known = together.then(|| tool::usage_of_each_snapshot(dir).ok()).flatten();
+        Spending { dir, known: known.unwrap_or_default() }
+    }
+
+    pub fn spent(&mut self, info: &SnapshotInfo) -> Result<Spent> {
+        match self.known.remove(&info.number) {
+            Some(Some(used)) => Ok(Spent::Known(used)),
+            Some(None) => Ok(Spent::Refused),
+            None => spent(self.dir, info),
+        }
+    }
+}
+
+fn spent(dir: &Path, info: &SnapshotInfo) -> Result<Spent> {
     let mut info = info.clone();
     loop {
         let path = dir.join(".snapshots").join(&info.name);

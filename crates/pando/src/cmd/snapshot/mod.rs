@@ -13,7 +13,7 @@ use pando_fuse::{asked::Asked, control::Usage, tool};
 use serde::Serialize;
 
 use crate::{cmd::ReportName, place, report::VERSION, size};
-use delete::{DeleteMode, Going, Spent, delete, delete_each, make_room, mounted, spent, tell_dry};
+use delete::{DeleteMode, Going, Spending, Spent, delete, delete_each, make_room, mounted, tell_dry};
 pub use select::show_age;
 use select::{Age, about, select};
 
@@ -410,8 +410,10 @@ fn line(info: SnapshotInfo, used: Option<&Usage>) -> SnapshotLine {
 
 fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
     let mut lines = Vec::new();
-    for info in snapshots(dir)? {
-        match space.then(|| spent(dir, &info)).transpose()? {
+    let all = snapshots(dir)?;
+    let mut known = Spending::of(dir, if space { all.len() } else { 0 });
+    for info in all {
+        match space.then(|| known.spent(&info)).transpose()? {
             Some(Spent::Gone) => {}
             Some(Spent::Known(used)) => lines.push(line(info, Some(&used))),
             None | Some(Spent::Refused) => lines.push(line(info, None)),

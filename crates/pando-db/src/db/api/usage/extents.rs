@@ -1,15 +1,16 @@
 //! Counts extents of pages that several nodes may use as the allocator does. Such an extent is freed as a whole when
-//! the last node that uses any of it is removed. So the walk over the nodes under a prefix notes for each use of an
-//! extent whether it is removed. At the end one pass over the translation table counts all uses: if all of them are
-//! removed, the extent is freed. The table has the uses in the version that is walked; reference counts in memory
-//! would include those of older versions. The pass does no I/O (0.07 s for a million nodes), and is left out if no
-//! use goes.
+//! the last node that uses any of it is removed. So the walk over the nodes under the prefixes notes for each use of an
+//! extent with which group it is removed. At the end one pass over the translation table counts all uses: if all of
+//! them are removed with one group, the extent is freed with it. The table has the uses in the version that is walked;
+//! reference counts in memory would include those of older versions. The pass does no I/O (0.07 s for a million nodes),
+//! and is left out if no use goes.
 //!
 //! Guarantees: no extent is counted twice. May use: the table, and the places of pages.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use crate::{
+    db::api::usage::groups::{ShownBy, Sums},
     node::{PageLoc, PageRef},
     space::Extent,
     store::{
@@ -18,9 +19,9 @@ use crate::{
     },
 };
 
-/// The extents of pages under a prefix, by id, and what would happen to each.
+/// The extents of pages under the prefixes, by id, and what would happen to each.
 #[derive(Default)]
-pub(crate) struct Extents {
+pub(super) struct Extents {
     claims: HashMap<u64, ExtentUse>,
 }
 
@@ -28,25 +29,35 @@ pub(crate) struct Extents {
 #[derive(Default)]
 struct ExtentUse {
     len: u64,
+    /// By group, what happens if that is deleted.
+    alone: BTreeMap<u32, ExtentAlone>,
+    /// How many nodes use it that nothing shows any more.
+    dead: u64,
+    /// Bytes of its pages that each group shows.
+    seen: Sums,
+    /// The groups for which it counts as a whole, because all that one of its nodes has belongs to them.
+    whole: ShownBy,
+}
+
+/// What would happen to an extent if one group were deleted.
+#[derive(Default)]
+struct ExtentAlone {
     /// How many nodes would no longer use it.
     let_go: u64,
     /// Whether one of these nodes would be rewritten for that.
     rewritten: bool,
     /// Bytes that these nodes still need, and would copy to another place.
     copied: u64,
-    /// Bytes of its pages that would stay and that the prefix shows.
-    seen: u64,
-    /// Whether it counts as a whole, because all that one of its nodes has belongs to the prefix.
-    whole: bool,
 }
 
-/// The sum over all extents of pages, in bytes.
-#[derive(Default, Debug, PartialEq, Eq)]
-pub(crate) struct Sum {
-    pub exclusive: u64,
-    pub shared: u64,
+/// The sums over all extents of pages, in bytes, by group.
+#[derive(Default)]
+pub(super) struct ExtentSums {
+    pub exclusive: Sums,
+    /// What counts at all.
+    pub stored: Sums,
     /// The part of `exclusive` that is an estimate.
-    pub estimated: u64,
+    pub estimated: Sums,
 }
 
 impl Extents {
@@ -56,37 +67,42 @@ impl Extents {
         claim
     }
 
-    /// Notes that a node that uses the extent would be removed. `unwritten` says that the node is not written yet, so
-    /// that its pages may be stored elsewhere.
-    pub fn goes(&mut self, extent: &Extent, unwritten: bool) {
+    /// Notes that a node that uses the extent would be removed with the group. `unwritten` says that the node is not
+    /// written yet, so that its pages may be stored elsewhere.
+    pub fn goes(&mut self, group: u32, extent: &Extent, unwritten: bool) {
         let claim = self.claim(extent);
-        claim.let_go += 1;
-        claim.whole = true;
-        claim.rewritten |= unwritten;
+        claim.whole = claim.whole.merged(&ShownBy::of(group, 1), true);
+        let alone = claim.alone.entry(group).or_default();
+        alone.let_go += 1;
+        alone.rewritten |= unwritten;
     }
 
-    /// Notes that a node would be rewritten without the extent. It would copy `copied` bytes of it, of which the prefix
-    /// shows `seen`.
-    pub fn is_left(&mut self, extent: &Extent, copied: u64, seen: u64) {
-        let claim = self.claim(extent);
-        claim.let_go += 1;
-        claim.rewritten = true;
-        claim.copied = claim.copied.saturating_add(copied);
-        claim.seen = claim.seen.saturating_add(seen);
+    /// Notes that a node that nothing shows any more uses the extent: it is in nobody's way.
+    pub fn is_dead(&mut self, extent: &Extent) {
+        self.claim(extent).dead += 1;
     }
 
-    /// Notes that a node would still use the extent. The prefix shows `seen` bytes of its pages there, or all of the
-    /// node.
-    pub fn stays(&mut self, extent: &Extent, seen: u64, all: bool) {
+    /// Notes that a node would be rewritten without the extent if the group were deleted. It would copy `copied` bytes
+    /// of it. [`Extents::stays`] is called for it too.
+    pub fn is_left(&mut self, group: u32, extent: &Extent, copied: u64) {
+        let alone = self.claim(extent).alone.entry(group).or_default();
+        alone.let_go += 1;
+        alone.rewritten = true;
+        alone.copied = alone.copied.saturating_add(copied);
+    }
+
+    /// Notes that a node uses the extent that would stay. Each group shows so many bytes of its pages there, and these
+    /// `all` of the node.
+    pub fn stays(&mut self, extent: &Extent, seen: &[(ShownBy, u64)], all: &ShownBy) {
         let claim = self.claim(extent);
-        claim.seen = claim.seen.saturating_add(seen);
-        claim.whole |= all;
+        seen.iter().for_each(|(groups, bytes)| claim.seen.add(groups, *bytes));
+        claim.whole = claim.whole.merged(all, true);
     }
 
     /// The sums for the version of the store that has this table. O(entries) if any node would no longer use an extent.
-    pub fn sum(&self, table: &Table) -> Sum {
+    pub fn sum(&self, table: &Table) -> ExtentSums {
         let mut uses: HashMap<u64, u64> = HashMap::new();
-        if self.claims.values().any(|claim| claim.let_go > 0) {
+        if self.claims.values().any(|claim| !claim.alone.is_empty()) {
             let mut once = Vec::new();
             table.for_each(|_, entry| {
                 once.clear();
@@ -98,24 +114,32 @@ impl Extents {
                 });
             });
         }
-        let mut sum = Sum::default();
+        let mut sums = ExtentSums::default();
         for (id, claim) in &self.claims {
-            if claim.let_go > 0 && claim.let_go >= uses.get(id).copied().unwrap_or(0) {
-                let copied = claim.copied.min(claim.len);
-                let back = claim.len - copied;
-                sum.exclusive += back;
-                sum.estimated += if claim.rewritten { back } else { 0 };
-                sum.shared += claim.seen.min(copied);
-            } else {
-                sum.shared += if claim.whole { claim.len } else { claim.seen.min(claim.len) };
+            let seen = claim.seen.groups();
+            sums.stored.add(&claim.whole, claim.len);
+            for run in seen.without(&claim.whole).listed() {
+                sums.stored.add_run(run, run.times.min(claim.len));
+            }
+            for (group, alone) in &claim.alone {
+                if alone.let_go + claim.dead < uses.get(id).copied().unwrap_or(0) {
+                    continue;
+                }
+                let back = claim.len - alone.copied.min(claim.len);
+                sums.exclusive.add_one(*group, back);
+                sums.estimated.add_one(*group, if alone.rewritten { back } else { 0 });
+                // What comes back is stored, also beside the pages that the group shows.
+                if claim.whole.times(*group) == 0 {
+                    sums.stored.add_one(*group, back.saturating_sub(seen.times(*group).min(claim.len)));
+                }
             }
         }
-        sum
+        sums
     }
 }
 
 /// The extents of pages that a node uses, each once.
-pub(crate) fn of_node(entry: &Entry) -> Vec<&Extent> {
+pub(super) fn of_node(entry: &Entry) -> Vec<&Extent> {
     let mut found: Vec<&Extent> = Vec::new();
     each_of(entry, |extent| {
         if !found.iter().any(|known| known.id == extent.id) {
@@ -126,7 +150,7 @@ pub(crate) fn of_node(entry: &Entry) -> Vec<&Extent> {
 }
 
 /// The extent of pages in which a page lies; `None` if it lies in the space of its node, or in memory.
-pub(crate) fn of_page<'a>(handle: &'a Handle, page: &'a PageRef) -> Option<&'a Extent> {
+pub(super) fn of_page<'a>(handle: &'a Handle, page: &'a PageRef) -> Option<&'a Extent> {
     let extent = match &page.loc {
         PageLoc::Mem(_) => None,
         PageLoc::Home(segment) => handle.home.as_ref().and_then(|stored| stored.part(*segment).ok()),
@@ -181,8 +205,16 @@ mod tests {
         Entry { count: 1, height: 0, longest: Longest::NONE, loc: Loc::Dirty(Arc::new(node)) }
     }
 
-    fn sum(exclusive: u64, shared: u64, estimated: u64) -> Sum {
-        Sum { exclusive, shared, estimated }
+    /// Bytes of group 0: exclusive, shared, estimated.
+    fn sum(extents: &Extents, table: &Table) -> (u64, u64, u64) {
+        let sums = extents.sum(table);
+        let first = |sums: Sums| sums.each(1)[0];
+        let (exclusive, stored) = (first(sums.exclusive), first(sums.stored));
+        (exclusive, stored - exclusive, first(sums.estimated))
+    }
+
+    fn show(bytes: u64) -> [(ShownBy, u64); 1] {
+        [(ShownBy::of(0, 1), bytes)]
     }
 
     #[test]
@@ -201,15 +233,24 @@ mod tests {
         table.set(2, Some(stored(vec![own()])));
 
         let mut extents = Extents::default();
-        extents.goes(&one, false);
-        assert_eq!(extents.sum(&older), sum(0, 8192, 0));
-        assert_eq!(extents.sum(&table), sum(8192, 0, 0));
-        extents.goes(&other, false);
-        assert_eq!(extents.sum(&table), sum(8192, 12288, 0), "a node in memory holds it");
-        // The node in memory would copy what it needs of it, of which the prefix shows a part.
-        extents.is_left(&other, 1000, 300);
-        assert_eq!(extents.sum(&table), sum(8192 + 11288, 300, 11288));
-        assert_eq!(extents.sum(&older), sum(11288, 8192 + 300, 11288));
+        extents.goes(0, &one, false);
+        assert_eq!(sum(&extents, &older), (0, 8192, 0));
+        assert_eq!(sum(&extents, &table), (8192, 0, 0));
+        extents.goes(0, &other, false);
+        assert_eq!(sum(&extents, &table), (8192, 12288, 0), "a node in memory holds it");
+        // The node in memory would copy what it needs of it.
+        extents.is_left(0, &other, 1000);
+        extents.stays(&other, &show(300), &ShownBy::default());
+        assert_eq!(sum(&extents, &table), (8192 + 11288, 1000, 11288));
+        assert_eq!(sum(&extents, &older), (11288, 8192 + 1000, 11288));
+        // Each group for itself; what nothing shows any more holds nothing.
+        let mut extents = Extents::default();
+        extents.goes(1, &one, false);
+        extents.goes(2, &one, false);
+        assert_eq!(extents.sum(&older).exclusive.each(3), [0, 0, 0]);
+        assert_eq!(extents.sum(&older).stored.each(3), [0, 8192, 8192]);
+        extents.is_dead(&one);
+        assert_eq!(extents.sum(&older).exclusive.each(3), [0, 8192, 8192]);
     }
 
     #[test]
@@ -218,12 +259,12 @@ mod tests {
         let extent = space.allocate_shared(8192).expect("room");
         let table = Table::default();
         let mut extents = Extents::default();
-        extents.stays(&extent, 5000, false);
-        assert_eq!(extents.sum(&table), sum(0, 5000, 0));
-        extents.stays(&extent, 5000, false);
-        assert_eq!(extents.sum(&table), sum(0, 8192, 0));
+        extents.stays(&extent, &show(5000), &ShownBy::default());
+        assert_eq!(sum(&extents, &table), (0, 5000, 0));
+        extents.stays(&extent, &show(5000), &ShownBy::default());
+        assert_eq!(sum(&extents, &table), (0, 8192, 0));
         let mut extents = Extents::default();
-        extents.stays(&extent, 0, true);
-        assert_eq!(extents.sum(&table), sum(0, 8192, 0));
+        extents.stays(&extent, &[], &ShownBy::of(0, 1));
+        assert_eq!(sum(&extents, &table), (0, 8192, 0));
     }
 }

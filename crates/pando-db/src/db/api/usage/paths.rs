@@ -1,22 +1,25 @@
-//! The keys of a node that the paths to it show, with the number of paths.
+//! The keys of a node that the paths to it show, with whose paths these are, and how many.
 //!
 //! There may be more paths to a node than bytes of memory: if each of n trees contains the previous one twice, there
 //! are 2^n. So ranges are merged when they are added: where ranges overlap they are cut, and their numbers of paths are
-//! added; ranges that touch and are shown by the same number of paths become one. So there is at most one range for
-//! each bound. Pure. May use: ranges of keys.
+//! added; ranges that touch and are shown by the same paths become one. So there is at most one range for each bound.
+//! Whose the paths are is kept as runs of numbers (`usage/groups.rs`), so that what thousands of snapshots in
+//! succession share costs no more than what one has. Pure. May use: ranges of keys.
+
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use crate::{key::Span, node::ranged::Ranged};
+use crate::{db::api::usage::groups::ShownBy, key::Span, node::ranged::Ranged};
 
 /// Up to so many ranges are not merged.
 const FEW_RANGES: usize = 8;
 
-/// A range of keys, and the number of paths that show it.
+/// A range of keys, and the paths that show it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ShownSpan {
     pub span: Span,
-    pub times: u64,
+    pub by: ShownBy,
 }
 
 impl Ranged for ShownSpan {
@@ -25,7 +28,7 @@ impl Ranged for ShownSpan {
     }
 
     fn clipped(&self, span: &Span) -> Option<Self> {
-        Some(Self { span: self.span.intersect(span)?, times: self.times })
+        Some(Self { span: self.span.intersect(span)?, by: self.by.clone() })
     }
 }
 
@@ -33,68 +36,71 @@ impl Ranged for ShownSpan {
 #[derive(Debug, Default)]
 pub(super) struct PathSpans {
     parts: Vec<ShownSpan>,
-    /// The number of ranges after they were merged last.
+    /// Runs of numbers in all parts.
+    runs: usize,
+    /// The number of runs after the ranges were merged last.
     left: usize,
 }
 
 impl PathSpans {
-    /// Adds a range that so many paths show. Cost: O(log n), amortised, for n ranges after merging.
-    pub fn add(&mut self, span: Span, times: u64) {
-        if span.is_empty() {
+    /// Adds a range that these paths show. Cost: O(log n), amortised, for n runs after merging.
+    pub fn add(&mut self, span: Span, by: ShownBy) {
+        if span.is_empty() || by.is_empty() {
             return;
         }
-        self.parts.push(ShownSpan { span, times });
-        if self.parts.len() > 2 * self.left.max(FEW_RANGES) {
+        self.runs += by.runs().len();
+        self.parts.push(ShownSpan { span, by });
+        if self.runs > 2 * self.left.max(FEW_RANGES) {
             self.parts = together(std::mem::take(&mut self.parts));
-            self.left = self.parts.len();
+            self.runs = self.parts.iter().map(|part| part.by.runs().len()).sum();
+            self.left = self.runs;
         }
     }
 
-    /// The ranges, ascending and apart, with the number of paths that show each.
+    /// The ranges, ascending and apart, with the paths that show each.
     pub fn counted(self) -> Vec<ShownSpan> {
         together(self.parts)
     }
-
-    /// The ranges that any path shows, ascending and apart.
-    pub fn any(self) -> Vec<Span> {
-        let once = self.parts.into_iter().map(|part| ShownSpan { times: 1, ..part });
-        // Each range counts once here, but ranges that were shown by different numbers of paths may touch.
-        let mut spans: Vec<Span> = Vec::new();
-        for part in together(once.collect()) {
-            match spans.last_mut() {
-                Some(last) if last.hi.as_ref() == Some(&part.span.lo) => last.hi = part.span.hi,
-                _ => spans.push(part.span),
-            }
-        }
-        spans
-    }
 }
 
-/// Merges ranges to ascending ones that do not overlap. If two of these touch, different numbers of paths show them.
+/// Merges ranges to ascending ones that do not overlap. If two of these touch, different paths show them.
 fn together(parts: Vec<ShownSpan>) -> Vec<ShownSpan> {
-    // The bounds of ranges, and how many paths more or fewer show the keys behind each.
-    let mut bounds: Vec<(Bytes, i128)> = Vec::with_capacity(2 * parts.len());
-    for ShownSpan { span, times } in parts {
-        bounds.push((span.lo, times.into()));
-        bounds.extend(span.hi.map(|hi| (hi, -i128::from(times))));
+    if parts.len() < 2 {
+        return parts;
     }
-    bounds.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    // The bounds of ranges, and which paths more, or fewer, show the keys behind each.
+    let mut bounds: Vec<(Bytes, i128, ShownBy)> = Vec::with_capacity(2 * parts.len());
+    for ShownSpan { span, by } in parts {
+        bounds.extend(span.hi.map(|hi| (hi, -1, by.clone())));
+        bounds.push((span.lo, 1, by));
+    }
+    bounds.sort_unstable_by(|(a, ..), (b, ..)| a.cmp(b));
     let mut apart: Vec<ShownSpan> = Vec::new();
-    let (mut begun, mut shown): (Option<Bytes>, i128) = (None, 0);
-    let number = |shown: i128| u64::try_from(shown).unwrap_or(u64::MAX);
-    for here in bounds.chunk_by(|(a, _), (b, _)| a == b) {
-        let Some((at, _)) = here.first() else { continue };
-        let next = here.iter().fold(shown, |shown, (_, change)| shown + change);
+    let (mut begun, mut shown) = (Bytes::new(), ShownBy::default());
+    // By how much the number of paths rises at each number.
+    let mut steps: BTreeMap<u32, i128> = BTreeMap::new();
+    for here in bounds.chunk_by(|(a, ..), (b, ..)| a == b) {
+        let Some((at, ..)) = here.first() else { continue };
+        for (_, sign, by) in here {
+            for run in by.runs() {
+                let times = i128::from(run.times) * sign;
+                *steps.entry(run.first).or_default() += times;
+                *steps.entry(run.end).or_default() -= times;
+            }
+        }
+        steps.retain(|_, step| *step != 0);
+        let next = ShownBy::of_steps(&steps);
         if next == shown {
             continue;
         }
-        if let Some(lo) = begun.take() {
-            apart.push(ShownSpan { span: Span::new(lo, Some(at.clone())), times: number(shown) });
+        if !shown.is_empty() {
+            apart.push(ShownSpan { span: Span::new(begun, Some(at.clone())), by: shown });
         }
-        begun = (next > 0).then(|| at.clone());
-        shown = next;
+        (begun, shown) = (at.clone(), next);
     }
-    apart.extend(begun.map(|lo| ShownSpan { span: Span::new(lo, None), times: number(shown) }));
+    if !shown.is_empty() {
+        apart.push(ShownSpan { span: Span::new(begun, None), by: shown });
+    }
     apart
 }
 
@@ -113,37 +119,44 @@ mod tests {
 
     proptest! {
         #[test]
-        fn each_key_is_shown_by_as_many_paths_as_were_added(
-            added in prop::collection::vec((span(), 1u64..4), 0..60),
+        fn each_key_is_shown_by_as_many_paths_of_each_as_were_added(
+            added in prop::collection::vec((span(), 0u32..5, 1u64..4), 0..60),
             keys in prop::collection::vec(small_key(), 8),
         ) {
-            let (mut counted, mut any) = (PathSpans::default(), PathSpans::default());
-            for (span, times) in &added {
-                counted.add(span.clone(), *times);
-                any.add(span.clone(), *times);
+            let mut counted = PathSpans::default();
+            for (span, group, times) in &added {
+                counted.add(span.clone(), ShownBy::of(*group, *times));
             }
-            let (counted, any) = (counted.counted(), any.any());
+            let counted = counted.counted();
             for key in &keys {
-                let times: u64 = added.iter().filter(|(span, _)| span.contains(key)).map(|(_, times)| times).sum();
-                let found: Vec<u64> =
-                    counted.iter().filter(|part| part.span.contains(key)).map(|part| part.times).collect();
-                prop_assert_eq!(found.iter().sum::<u64>(), times);
+                let found: Vec<_> = counted.iter().filter(|part| part.span.contains(key)).collect();
                 prop_assert!(found.len() <= 1);
-                prop_assert_eq!(any.iter().filter(|span| span.contains(key)).count(), usize::from(times > 0));
+                for group in 0..5 {
+                    let of_it = |(span, of, _): &&(Span, u32, u64)| *of == group && span.contains(key);
+                    let times: u64 = added.iter().filter(of_it).map(|(.., times)| times).sum();
+                    prop_assert_eq!(found.first().map_or(0, |part| part.by.times(group)), times);
+                }
             }
-            prop_assert!(any.windows(2).all(|w| w[0].hi.as_ref().is_some_and(|hi| *hi < w[1].lo)));
-            prop_assert!(counted.iter().all(|part| part.times > 0 && !part.span.is_empty()));
+            prop_assert!(counted.iter().all(|part| !part.by.is_empty() && !part.span.is_empty()));
+            let are_apart = counted.windows(2).all(|two| {
+                let ([a, b], Some(hi)) = (two, &two[0].span.hi) else { return false };
+                *hi < b.span.lo || (*hi == b.span.lo && a.by != b.by)
+            });
+            prop_assert!(are_apart);
         }
     }
 
-    /// Many equal ranges take no more memory than one, and their number may pass what can be counted.
+    /// Many equal ranges take no more memory than one, and their number may pass what can be counted. Neither do those
+    /// of many groups in succession.
     #[test]
     fn equal_ranges_are_one() {
-        let mut paths = PathSpans::default();
-        for _ in 0..100_000 {
-            paths.add(Span::all(), u64::MAX / 2);
-            assert!(paths.parts.len() <= 2 * FEW_RANGES + 1);
+        let (mut paths, mut many) = (PathSpans::default(), PathSpans::default());
+        for group in 0..100_000 {
+            paths.add(Span::all(), ShownBy::of(7, u64::MAX / 2));
+            many.add(Span::all(), ShownBy::of(group, 1));
+            assert!(paths.parts.len() <= 2 * FEW_RANGES + 1 && many.parts.len() <= 2 * FEW_RANGES + 1);
         }
-        assert_eq!(paths.counted(), [ShownSpan { span: Span::all(), times: u64::MAX }]);
+        assert_eq!(paths.counted(), [ShownSpan { span: Span::all(), by: ShownBy::of(7, u64::MAX) }]);
+        assert_eq!(many.counted().first().map(|part| part.by.runs().len()), Some(1));
     }
 }

@@ -555,7 +555,7 @@ mod tests {
         assert_eq!(times.change(FILE, 1, (time(1), true), || time(2)), TimeChange::Ignore, "a report of it");
         assert!(times.is_stale(FILE));
         assert!(times.wait_until_known(FILE));
-        assert_eq!(*seen.lock(), [(TimeChange::Ignore, true), (TimeChange::Refuse, false)]);
         times.end();
+        assert_eq!(*seen.lock(), [(TimeChange::Ignore, true), (TimeChange::Refuse, false)]);
     }
 }

@@ -7,17 +7,17 @@
 //! thread works only on request, because it opens the mount, which makes an unmount at that moment fail as busy.
 //!
 //! The kernel may hold a lock on the inode until the request is answered, and a program can keep that lock on a file
-//! that it writes to for any time. So the request waits no longer than [`LOOKS`] times [`LOOK_EVERY`] while the thread
-//! waits for a lock on the file; but a thread that only gets no CPU is waited for, [`PATIENCE`] at most. After
+//! that it writes to for any time. So the request waits no longer than [`LOOKS`] times [`LOOK_EVERY`] while the
+//! thread waits for a lock on the file; but a thread that only gets no CPU is waited for, [`PATIENCE`] at most. After
 //! [`LOCK_PATIENCE`] another thread takes over from one that waits for a lock, which ends when it is done. If
-//! [`MAX_WAITING_FOR_USER`] threads wait for files of one user, no times of that user's files are set until one of the
-//! threads is done; in all there are at most [`MAX_WAITING_IN_ALL`] such threads.
+//! [`MAX_WAITING_FOR_USER`] threads wait for files of one user, no times of that user's files are set until one of
+//! the threads is done; in all there are at most [`MAX_WAITING_IN_ALL`] such threads.
 //!
 //! Guarantees: a time that a program sets is never replaced by that of an earlier write, because the server lets the
-//! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). If it is not,
-//! because the file has been written to since, the kernel gets the time all the same, and the file keeps its own:
-//! otherwise a file that is written to all the time would keep its old time. This module uses neither the file system
-//! nor the kernel: [`Times::start`] gets callbacks.
+//! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). If it is
+//! not, because the file has been written to since, the kernel gets the time all the same, and the file keeps its
+//! own: otherwise a file that is written to all the time would keep its old time. This module uses neither the file
+//! system nor the kernel: [`Times::start`] gets callbacks.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -275,9 +275,9 @@ impl Times {
         self.any.load(Ordering::Acquire) && self.state.lock().stale.contains_key(&ino)
     }
 
-    /// Whether an answer to the thread `caller` that has the attributes of `ino` leaves the kernel without its time. An
-    /// answer to the thread that gives times does not, unless the file was written to since: it is about the time that
-    /// has just been given.
+    /// Whether an answer to the thread `caller` that has the attributes of `ino` leaves the kernel without its time.
+    /// An answer to the thread that gives times does not, unless the file was written to since: it is about the time
+    /// that has just been given.
     pub(crate) fn lacks(&self, ino: u64, caller: u32) -> bool {
         self.any.load(Ordering::Acquire) && {
             let mut state = self.state.lock();
@@ -286,9 +286,9 @@ impl Times {
         }
     }
 
-    /// Waits until the kernel has the time of the last write to `ino`, as the module says, and returns whether it lacks
-    /// none. Otherwise the kernel must not cache the attributes of the answer, because it would not ask for the time
-    /// again.
+    /// Waits until the kernel has the time of the last write to `ino`, as the module says, and returns whether it
+    /// lacks none. Otherwise the kernel must not cache the attributes of the answer, because it would not ask for the
+    /// time again.
     pub(crate) fn wait_until_known(self: &Arc<Self>, ino: u64) -> bool {
         waiting::announce();
         let begin = Instant::now();
@@ -337,7 +337,8 @@ impl Times {
         state.givers.iter().any(gives) || state.givers.len() <= MAX_WAITING_IN_ALL && !kept_up()
     }
 
-    /// Whether a thread that is giving this file's time, or has to be done before, waits for a lock, or there is none.
+    /// Whether a thread that is giving this file's time, or has to be done before, waits for a lock, or there is
+    /// none.
     fn is_stuck(&self, state: &mut MutexGuard<'_, TimesState>, ino: u64) -> bool {
         let Some((_, _, locked)) = self.work.get() else { return true };
         if !self.may_go_on(state, ino) {
@@ -350,11 +351,11 @@ impl Times {
         }
     }
 
-    /// What to do with a change of the time of `ino` to `time` (`None`: now) that has come from the thread `from`; the
-    /// file has the time `now`. `alone`: it sets no access time.
+    /// What to do with a change of the time of `ino` to `time` (`None`: now) that has come from the thread `from`;
+    /// the file has the time `now`. `alone`: it sets no access time.
     ///
-    /// After a program's own change the kernel shows that time. When the kernel changes something else, as at a rename,
-    /// it sends the time that it has along: that is no change.
+    /// After a program's own change the kernel shows that time. When the kernel changes something else, as at a
+    /// rename, it sends the time that it has along: that is no change.
     pub(crate) fn change(
         &self,
         ino: u64,
@@ -524,8 +525,8 @@ mod tests {
         times.end();
     }
 
-    /// What the thread changes: the time of a later write is not replaced, but the kernel gets the earlier one; a time
-    /// that a program sets stays.
+    /// What the thread changes: the time of a later write is not replaced, but the kernel gets the earlier one; a
+    /// time that a program sets stays.
     #[test]
     fn the_time_of_an_earlier_write_is_told_but_replaces_nothing() {
         let times = Arc::new(Times::default());

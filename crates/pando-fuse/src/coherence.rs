@@ -32,7 +32,7 @@ use crate::{
     listings::Listings,
     mountinfo,
     openers::Openers,
-    own_mount::{OwnMount, UnsharedFiles},
+    own_mount::{self, OwnMount, UnsharedFiles},
     own_threads::OwnThreads,
     past_pages::PastPages,
     pending_reports::PendingReports,
@@ -358,7 +358,7 @@ impl MountState {
             mount.set_modified(unshared, ino, time)
         };
         let owner = move |ino| owned.upgrade()?.fs.attr_in_memory(ino).ok().map(|attr| attr.uid);
-        let started = self.times.start(give, owner);
+        let started = self.times.start(give, owner, own_mount::waits_for_lock);
         if let Err(e) = started {
             log::warn!("no thread for times of files: {e}");
         }

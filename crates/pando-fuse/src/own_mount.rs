@@ -92,6 +92,14 @@ pub(crate) fn close_all() {
     unsafe { libc::syscall(libc::SYS_close_range, 0, libc::c_uint::MAX, 0) };
 }
 
+/// Whether a thread of this process sleeps without being interruptible, as it does for a lock in the kernel. A thread
+/// that waits for an answer of the server can be interrupted. If the state cannot be read: yes.
+pub(crate) fn waits_for_lock(thread: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
+    // The state is behind the name, which is in parentheses.
+    stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('D'))
+}
+
 /// Runs `work` in a thread that may wait for the mount, and waits until it ends.
 pub(crate) fn with_unshared_files<T: Send>(work: impl FnOnce(&UnsharedFiles) -> T + Send) -> io::Result<T> {
     std::thread::scope(|s| {

@@ -165,6 +165,12 @@ impl Handler for Server {
                 None => Ok(Found { attr: shared.fs.getattr(ino)?, keep: false }),
             });
         }
+        // Asked for SEEK_END, with the kernel's lock on the file held: the time could not be given before the answer.
+        if handle.is_some_and(|handle| self.shared.caches.bypasses(handle)) && self.shared.times.is_stale(ino)
+        {
+            let attr = self.fs().getattr(ino).map_err(Errno::from);
+            return Answer::Now(attr.map(|attr| Found { attr, keep: false }));
+        }
         self.attributes(ino)
     }
 

@@ -3,18 +3,21 @@
 //! With the write-back cache the kernel owns the times of regular files: it takes none from an answer, and it sets
 //! none for a direct write of a file that the server opened so. For such a write the server sets the time as a
 //! program would (`own_mount`), from a thread of its own, when a request asks for the attributes
-//! ([`Times::wait_until_known`]). That request waits for it, but not longer than [`TIME_PATIENCE`]: the kernel may
-//! hold a lock on the inode until the request is answered. The thread works only on request, because it opens the
-//! mount, which makes an unmount at that moment fail as busy.
+//! ([`Times::wait_until_known`]). That request waits until the kernel has the time of the last write before it. The
+//! thread works only on request, because it opens the mount, which makes an unmount at that moment fail as busy.
 //!
-//! A program can keep the kernel's lock on a file that it writes to for any time, and the thread waits for that. So
-//! after [`LOCK_PATIENCE`] another thread takes over, and the first ends when it is done. If [`MAX_WAITING_FOR_USER`]
-//! threads wait for files of one user, no times of that user's files are set until one of the threads is done; in all
-//! there are at most [`MAX_WAITING_IN_ALL`] such threads.
+//! The kernel may hold a lock on the inode until the request is answered, and a program can keep that lock on a file
+//! that it writes to for any time. So the request waits no longer than [`LOOKS`] times [`LOOK_EVERY`] while the
+//! thread waits for a lock on the file; but a thread that only gets no CPU is waited for, [`PATIENCE`] at most. After
+//! [`LOCK_PATIENCE`] another thread takes over from one that waits for a lock, which ends when it is done. If
+//! [`MAX_WAITING_FOR_USER`] threads wait for files of one user, no times of that user's files are set until one of
+//! the threads is done; in all there are at most [`MAX_WAITING_IN_ALL`] such threads.
 //!
 //! Guarantees: a time that a program sets is never replaced by that of an earlier write, because the server lets the
-//! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). This module
-//! uses neither the file system nor the kernel: [`Times::start`] gets callbacks.
+//! change of this thread pass only if the file's time is still the one that is given ([`Times::change`]). If it is
+//! not, because the file has been written to since, the kernel gets the time all the same, and the file keeps its
+//! own: otherwise a file that is written to all the time would keep its old time. This module uses neither the file
+//! system nor the kernel: [`Times::start`] gets callbacks.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -28,7 +31,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pando_fs::Time;
+use pando_fs::{Time, waiting};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
@@ -36,8 +39,12 @@ use crate::{
     own_mount::UnsharedFiles,
 };
 
-/// How long a question for attributes waits for the time to be given.
-const TIME_PATIENCE: Duration = Duration::from_millis(50);
+/// How long a question for attributes waits for the time to be given, in all: for a thread that gets no CPU.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How often it looks at what the thread waits for,
+const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// and how many looks in a row have to find it waiting for the same lock to be answered without, a count.
+const LOOKS: u32 = 5;
 /// How long a thread waits for a lock before another one takes over.
 const LOCK_PATIENCE: Duration = Duration::from_millis(200);
 /// Threads that may wait for locks on the files of one user, a count.
@@ -49,14 +56,20 @@ const MAX_WAITING_IN_ALL: usize = 32;
 type Give = Box<dyn Fn(&UnsharedFiles, u64) -> io::Result<()> + Send + Sync>;
 /// What says whose a file is.
 type Owner = Box<dyn Fn(u64) -> Option<u32> + Send + Sync>;
+/// What says whether a thread waits for a lock in the kernel.
+type Locked = Box<dyn Fn(u32) -> bool + Send + Sync>;
 
 /// A file whose time the kernel does not know.
 #[derive(Default)]
 struct Stale {
-    /// The time that the kernel has.
+    /// The time that the kernel has,
     known: Option<Time>,
-    /// Writes so far, a count: whether there were more since the time was given.
-    writes: u64,
+    /// or, as soon as the thread has its answer, this one.
+    told: Option<Time>,
+    /// The number of the last write.
+    last: u64,
+    /// The number of the last one whose time, or a later one, the kernel has.
+    given: u64,
     /// Somebody waits for it.
     urgent: bool,
 }
@@ -84,6 +97,8 @@ struct Giver {
 /// What a thread is just giving.
 struct Giving {
     ino: u64,
+    /// The last write before.
+    upto: u64,
     since: Instant,
     /// Somebody else has set the file's time since.
     overruled: bool,
@@ -92,6 +107,8 @@ struct Giving {
 #[derive(Default)]
 struct TimesState {
     stale: HashMap<u64, Stale>,
+    /// Writes so far, a count.
+    writes: u64,
     /// Files that requests wait for, and some for which the wait has ended.
     urgent: VecDeque<u64>,
     givers: Vec<Giver>,
@@ -111,8 +128,24 @@ impl TimesState {
         self.givers.iter_mut().filter_map(|giver| giver.giving.as_mut()).find(|giving| giving.ino == ino)
     }
 
-    fn gives(&self, thread: u32) -> bool {
-        self.givers.iter().any(|giver| giver.thread == thread)
+    /// Whether the kernel lacks the time of this write to the file, or a later one.
+    fn lacks(&self, ino: u64, write: u64) -> bool {
+        self.stale.get(&ino).is_some_and(|stale| stale.given < write)
+    }
+
+    /// Who gives the time of the file, or is to do so next.
+    fn giver_of(&self, ino: u64) -> Option<&Giver> {
+        let gives = |giver: &&Giver| giver.giving.as_ref().is_some_and(|giving| giving.ino == ino);
+        let next = || self.givers.iter().find(|giver| !giver.replaced);
+        self.givers.iter().find(gives).or_else(next)
+    }
+
+    /// What has to change while a thread gives this file's time, or the one before it, if no lock holds it up: its
+    /// number, which file it is at and since when, and how often that one was written to.
+    fn progress(&self, ino: u64) -> Option<(u32, Option<(u64, Instant, u64)>)> {
+        let giver = self.giver_of(ino)?;
+        let last = |ino: u64| self.stale.get(&ino).map_or(0, |stale| stale.last);
+        Some((giver.thread, giver.giving.as_ref().map(|g| (g.ino, g.since, last(g.ino)))))
     }
 
     /// Whether another thread is to take over from the one that gives times.
@@ -147,12 +180,13 @@ pub(crate) struct Times {
     /// Whether there are any, to be asked without the lock.
     any: AtomicBool,
     /// What the threads do; without it there are none.
-    work: OnceLock<(Give, Owner)>,
+    work: OnceLock<(Give, Owner, Locked)>,
 }
 
 impl Times {
-    /// Starts the thread; to be called once. `give` sets the time of a file in the kernel, and `owner` returns its
-    /// owner, without I/O, because all requests that ask for times wait for it.
+    /// Starts the thread; to be called once. `give` sets the time of a file in the kernel. `owner` returns its owner,
+    /// without I/O, because all requests that ask for times wait for it. `locked` says whether a thread waits for a
+    /// lock.
     ///
     /// This waits until the thread has closed its copies of this process's descriptors. Closing one of a file on a
     /// FUSE mount makes the kernel ask that mount's server. So this must not be called for a request, nor with a lock
@@ -161,11 +195,12 @@ impl Times {
         self: &Arc<Self>,
         give: impl Fn(&UnsharedFiles, u64) -> io::Result<()> + Send + Sync + 'static,
         owner: impl Fn(u64) -> Option<u32> + Send + Sync + 'static,
+        locked: impl Fn(u32) -> bool + Send + Sync + 'static,
     ) -> io::Result<()> {
         let (tell, told) = mpsc::channel();
         self.start_thread(move |begun| _ = tell.send(begun))?;
         told.recv().unwrap_or_else(|_| Err(io::Error::other("the thread has ended")))?;
-        let first = self.work.set((Box::new(give), Box::new(owner))).is_ok();
+        let first = self.work.set((Box::new(give), Box::new(owner), Box::new(locked))).is_ok();
         assert!(first, "a mount has one thread for times");
         self.wanted.notify_all();
         Ok(())
@@ -190,7 +225,10 @@ impl Times {
     }
 
     /// Has another thread take over from one that waits for a lock.
-    fn take_over(self: &Arc<Self>, mut state: MutexGuard<'_, TimesState>) {
+    fn take_over<'a>(
+        self: &'a Arc<Self>,
+        mut state: MutexGuard<'a, TimesState>,
+    ) -> MutexGuard<'a, TimesState> {
         state.starting = true;
         state.givers.iter_mut().for_each(|giver| giver.replaced = true);
         drop(state);
@@ -200,10 +238,12 @@ impl Times {
                 times.state.lock().starting = false;
             }
         });
+        let mut state = self.state.lock();
         if let Err(e) = started {
-            self.state.lock().starting = false;
+            state.starting = false;
             log::warn!("no further thread for times of files: {e}");
         }
+        state
     }
 
     /// Whether there is a thread that gives times.
@@ -215,7 +255,9 @@ impl Times {
     pub(crate) fn wrote(&self, ino: u64, before: Option<Time>) {
         let mut state = self.state.lock();
         self.any.store(true, Ordering::Release);
-        state.stale.entry(ino).or_insert_with(|| Stale { known: before, ..Stale::default() }).writes += 1;
+        state.writes += 1;
+        let last = state.writes;
+        state.stale.entry(ino).or_insert_with(|| Stale { known: before, ..Stale::default() }).last = last;
     }
 
     /// The kernel has forgotten the inode, and with it what it had of its times.
@@ -233,40 +275,87 @@ impl Times {
         self.any.load(Ordering::Acquire) && self.state.lock().stale.contains_key(&ino)
     }
 
-    /// Whether an answer to the thread `caller` that has the attributes of `ino` leaves the kernel without its time. An
-    /// answer to the thread that gives times does not: it is about the time that has just been given.
+    /// Whether an answer to the thread `caller` that has the attributes of `ino` leaves the kernel without its time.
+    /// An answer to the thread that gives times does not, unless the file was written to since: it is about the time
+    /// that has just been given.
     pub(crate) fn lacks(&self, ino: u64, caller: u32) -> bool {
         self.any.load(Ordering::Acquire) && {
-            let state = self.state.lock();
-            !state.gives(caller) && state.stale.contains_key(&ino)
+            let mut state = self.state.lock();
+            let upto = state.giver(caller).and_then(|giver| giver.giving.as_ref()).map(|giving| giving.upto);
+            state.stale.get(&ino).is_some_and(|stale| upto.is_none_or(|upto| stale.last > upto))
         }
     }
 
-    /// Waits until the kernel has the time of `ino`, at most [`TIME_PATIENCE`], and returns whether it has. If not,
-    /// the kernel must not cache the attributes of the answer, because it would not ask for the time again.
+    /// Waits until the kernel has the time of the last write to `ino`, as the module says, and returns whether it
+    /// lacks none. Otherwise the kernel must not cache the attributes of the answer, because it would not ask for the
+    /// time again.
     pub(crate) fn wait_until_known(self: &Arc<Self>, ino: u64) -> bool {
-        let (mut state, until) = (self.state.lock(), Instant::now() + TIME_PATIENCE);
-        while let Some(stale) = state.stale.get_mut(&ino)
-            && Instant::now() < until
-        {
-            if !std::mem::replace(&mut stale.urgent, true) {
-                state.urgent.push_back(ino);
-                self.wanted.notify_all();
+        waiting::announce();
+        let begin = Instant::now();
+        let mut state = self.state.lock();
+        let wanted = state.stale.get(&ino).map_or(0, |stale| stale.last);
+        let (mut look, mut looks, mut before) = (begin + LOOK_EVERY, 0, None);
+        while state.lacks(ino, wanted) && !state.ended && begin.elapsed() < PATIENCE {
+            self.want(&mut state, ino);
+            if !self.given.wait_until(&mut state, look).timed_out() {
+                continue;
             }
-            self.given.wait_until(&mut state, until);
+            let progress = state.progress(ino);
+            let stuck = self.is_stuck(&mut state, ino) && state.progress(ino) == progress;
+            looks = if stuck && (looks == 0 || progress == before) { looks + 1 } else { u32::from(stuck) };
+            (before, look) = (progress, Instant::now() + LOOK_EVERY);
+            if looks >= LOOKS {
+                if state.giving(ino).is_some() || !state.wants_another() && !self.may_go_on(&state, ino) {
+                    break;
+                }
+                if state.wants_another() {
+                    state = self.take_over(state);
+                }
+            }
         }
         let settled = !state.stale.contains_key(&ino);
-        if !settled && state.wants_another() {
-            self.take_over(state);
+        if state.lacks(ino, wanted) && state.wants_another() {
+            drop(self.take_over(state));
         }
         settled
     }
 
-    /// What to do with a change of the time of `ino` to `time` (`None`: now) that has come from the thread `from`; the
-    /// file has the time `now`. `alone`: it sets no access time.
+    /// Has the thread give the time of a file.
+    fn want(&self, state: &mut TimesState, ino: u64) {
+        if let Some(stale) = state.stale.get_mut(&ino)
+            && !std::mem::replace(&mut stale.urgent, true)
+        {
+            state.urgent.push_back(ino);
+            self.wanted.notify_all();
+        }
+    }
+
+    /// Whether a thread may wait for a lock on this file, if it has to.
+    fn may_go_on(&self, state: &TimesState, ino: u64) -> bool {
+        let gives = |giver: &Giver| giver.giving.as_ref().is_some_and(|giving| giving.ino == ino);
+        let kept_up = || self.work.get().is_none_or(|(_, owner, _)| state.is_kept_up(ino, owner));
+        state.givers.iter().any(gives) || state.givers.len() <= MAX_WAITING_IN_ALL && !kept_up()
+    }
+
+    /// Whether a thread that is giving this file's time, or has to be done before, waits for a lock, or there is
+    /// none.
+    fn is_stuck(&self, state: &mut MutexGuard<'_, TimesState>, ino: u64) -> bool {
+        let Some((_, _, locked)) = self.work.get() else { return true };
+        if !self.may_go_on(state, ino) {
+            return true;
+        }
+        match state.giver_of(ino).map(|giver| (giver.thread, giver.giving.is_some())) {
+            Some((thread, true)) => MutexGuard::unlocked(state, || locked(thread)),
+            Some((_, false)) => false,
+            None => !state.starting,
+        }
+    }
+
+    /// What to do with a change of the time of `ino` to `time` (`None`: now) that has come from the thread `from`;
+    /// the file has the time `now`. `alone`: it sets no access time.
     ///
-    /// After a program's own change the kernel shows that time. When the kernel changes something else, as at a rename,
-    /// it sends the time that it has along: that is no change.
+    /// After a program's own change the kernel shows that time. When the kernel changes something else, as at a
+    /// rename, it sends the time that it has along: that is no change.
     pub(crate) fn change(
         &self,
         ino: u64,
@@ -279,11 +368,20 @@ impl Times {
             return TimeChange::Make;
         }
         if let Some(giver) = state.giver(from) {
-            let gives = giver.giving.as_ref().is_some_and(|g| g.ino == ino && !g.overruled);
-            let newer = time.is_none() || time != now();
-            return if !gives || newer { TimeChange::Refuse } else { TimeChange::Make };
+            let giving = giver.giving.as_ref().filter(|g| g.ino == ino && !g.overruled && time.is_some());
+            let Some(upto) = giving.map(|giving| giving.upto) else { return TimeChange::Refuse };
+            let (newer, stale) = (time != now(), state.stale.get_mut(&ino));
+            let written = stale.as_ref().is_some_and(|stale| stale.last > upto);
+            if newer && !written {
+                return TimeChange::Refuse;
+            }
+            if let Some(stale) = stale {
+                stale.told = time;
+            }
+            return if newer { TimeChange::Ignore } else { TimeChange::Make };
         }
-        if alone && time.is_some() && state.stale.get(&ino).is_some_and(|s| s.known == time) {
+        let has = |stale: &Stale| stale.known == time || stale.told == time;
+        if alone && time.is_some() && state.stale.get(&ino).is_some_and(has) {
             return TimeChange::Ignore;
         }
         if state.stale.remove(&ino).is_some() {
@@ -303,6 +401,7 @@ impl Times {
             std::mem::take(&mut state.threads)
         };
         self.wanted.notify_all();
+        self.given.notify_all();
         join_within(PATIENCE_AT_END, "times of files", threads);
     }
 
@@ -326,7 +425,7 @@ impl Times {
 
     /// A file whose time is to be given.
     fn next(&self, state: &mut TimesState) -> Option<u64> {
-        let (_, owner) = self.work.get()?;
+        let (_, owner, _) = self.work.get()?;
         while let Some(ino) = state.urgent.pop_front() {
             let free = state.giving(ino).is_none() && !state.is_kept_up(ino, owner);
             match state.stale.get_mut(&ino) {
@@ -340,23 +439,124 @@ impl Times {
     }
 
     fn give(&self, state: &mut MutexGuard<'_, TimesState>, unshared: &UnsharedFiles, (me, ino): (u32, u64)) {
-        let Some((give, _)) = self.work.get() else { return };
-        let writes = state.stale.get(&ino).map(|stale| stale.writes);
+        let Some((give, ..)) = self.work.get() else { return };
+        let upto = state.stale.get(&ino).map_or(0, |stale| stale.last);
         if let Some(giver) = state.giver(me) {
-            giver.giving = Some(Giving { ino, since: Instant::now(), overruled: false });
+            giver.giving = Some(Giving { ino, upto, since: Instant::now(), overruled: false });
         }
         let given = MutexGuard::unlocked(state, || give(unshared, ino));
         if let Some(giver) = state.giver(me) {
             giver.giving = None;
         }
-        let newer = state.stale.get(&ino).is_some_and(|s| Some(s.writes) != writes);
         // Cancelled: there is a newer time, and the next round gives that. After other errors nothing can
         // be done: as a rule the kernel has forgotten the file, and with it what it had of its times.
-        let again = newer || given.is_err_and(|e| e.raw_os_error() == Some(libc::ECANCELED));
+        let cancelled = given.as_ref().is_err_and(|e| e.raw_os_error() == Some(libc::ECANCELED));
         match state.stale.get_mut(&ino) {
-            Some(stale) if again => stale.urgent = false,
+            Some(stale) if stale.last > upto || cancelled => {
+                stale.urgent = false;
+                if given.is_ok() {
+                    (stale.given, stale.known) = (upto, stale.told.take().or(stale.known));
+                }
+            }
             _ => _ = state.stale.remove(&ino),
         }
         self.given.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::thread;
+
+    use super::*;
+
+    const FILE: u64 = 7;
+    const LOCKED: u64 = 8;
+
+    fn time(secs: i64) -> Option<Time> {
+        Some(Time { secs, nanos: 0 })
+    }
+
+    /// The machine may be busy: the thread that gives times gets no CPU for as long as that lasts.
+    #[test]
+    fn who_asks_for_a_time_waits_for_a_thread_that_is_only_slow() {
+        let times = Arc::new(Times::default());
+        let give = |_: &UnsharedFiles, _| {
+            thread::sleep(Duration::from_millis(400));
+            Ok(())
+        };
+        times.start(give, |_| None, |_| false).unwrap();
+        thread::scope(|s| {
+            for ino in [FILE, FILE + 1] {
+                times.wrote(ino, None);
+                s.spawn({
+                    let times = &times;
+                    move || assert!(times.wait_until_known(ino), "an old time was told")
+                });
+            }
+        });
+        times.end();
+    }
+
+    /// A lock may be held until the question is answered. Others need not wait for it.
+    #[test]
+    fn nobody_waits_long_for_a_thread_that_waits_for_a_lock() {
+        let times = Arc::new(Times::default());
+        let gate = Arc::new((Mutex::new(true), Condvar::new()));
+        let of_giver = gate.clone();
+        let give = move |_: &UnsharedFiles, ino| {
+            if ino == LOCKED {
+                of_giver.1.wait_while(&mut of_giver.0.lock(), |closed| *closed);
+            }
+            Ok(())
+        };
+        times.start(give, |_| None, |_| true).unwrap();
+        times.wrote(LOCKED, None);
+        let begin = Instant::now();
+        assert!(!times.wait_until_known(LOCKED));
+        assert!(begin.elapsed() < PATIENCE, "an answer waited for a lock");
+        times.wrote(FILE, None);
+        let known = times.wait_until_known(FILE);
+        *gate.0.lock() = false;
+        gate.1.notify_all();
+        assert!(known, "the time of another file was not told");
+        times.end();
+    }
+
+    /// What the thread changes: the time of a later write is not replaced, but the kernel gets the earlier one; a
+    /// time that a program sets stays.
+    #[test]
+    fn the_time_of_an_earlier_write_is_told_but_replaces_nothing() {
+        let times = Arc::new(Times::default());
+        let (seen, of_giver) = (Arc::new(Mutex::new(Vec::new())), times.clone());
+        let of_test = seen.clone();
+        let give = move |_: &UnsharedFiles, ino| {
+            let me = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+            let round = of_test.lock().len();
+            match round {
+                // Another write.
+                0 => of_giver.wrote(ino, time(1)),
+                // A program sets the time.
+                1 => assert_eq!(of_giver.change(ino, 1, (time(9), true), || time(2)), TimeChange::Make),
+                _ => {}
+            }
+            let change = of_giver.change(ino, me, (time(1), true), || time(2));
+            of_test.lock().push((change, of_giver.lacks(ino, me)));
+            match change {
+                TimeChange::Refuse => Err(io::Error::from_raw_os_error(libc::ECANCELED)),
+                _ => Ok(()),
+            }
+        };
+        times.start(give, |_| None, |_| false).unwrap();
+        times.wrote(FILE, time(0));
+        // The kernel has the time of what was written before the question, but not the last one.
+        assert!(!times.wait_until_known(FILE));
+        assert_eq!(times.change(FILE, 1, (time(1), true), || time(2)), TimeChange::Ignore, "a report of it");
+        assert!(times.is_stale(FILE));
+        assert!(times.wait_until_known(FILE));
+        times.end();
+        assert_eq!(*seen.lock(), [(TimeChange::Ignore, true), (TimeChange::Refuse, false)]);
     }
 }

@@ -3,10 +3,13 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::Write,
+    io::{Seek, SeekFrom, Write},
     os::fd::AsRawFd,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -207,6 +210,77 @@ fn small_changes_of_a_large_file_are_blind_and_their_time_is_known() {
     assert_eq!(seen(fs::metadata(&path).unwrap()), now, "closing changes no time");
     w.remount();
     assert_eq!(seen(fs::metadata(&path).unwrap()), now);
+}
+
+/// Whoever asks sees the time of the last write before, or a later one, also while there are more.
+#[test]
+fn the_time_of_a_file_that_is_written_all_the_time_is_known() {
+    let Some(mut w) = kept() else { return };
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: without a way into the mount nothing bypasses the cache");
+        return;
+    }
+    let path = cold_file(&mut w, 2 << 20);
+    let now = || {
+        // The clock that times of files are taken from.
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the call writes to `now` only.
+        assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_REALTIME_COARSE, &raw mut now) }, 0);
+        now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+    };
+    let (written, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            for i in 0.. {
+                if done.load(Ordering::Relaxed) {
+                    break;
+                }
+                let begun = now();
+                file.write_all_at(&[1; 20_000], i * 7919 % (2 << 20)).unwrap();
+                written.store(begun, Ordering::SeqCst);
+            }
+        });
+        let mut late = Vec::new();
+        for _ in 0..400 {
+            let before = written.load(Ordering::SeqCst);
+            let time = fs::metadata(&path).unwrap();
+            let time = time.mtime() as u64 * 1_000_000_000 + time.mtime_nsec() as u64;
+            if time < before {
+                late.push(before - time);
+            }
+            std::thread::sleep(Duration::from_millis(3));
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(late.is_empty(), "{} old times, up to {:?} ns", late.len(), late.iter().max());
+    });
+    // And in the end it is that of the last write.
+    let last = fs::metadata(&path).unwrap().modified().unwrap();
+    w.remount();
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), last);
+}
+
+/// To find the end of the file the kernel asks for it with its lock on the file held, without which it takes no time.
+#[test]
+fn who_looks_for_the_end_behind_a_small_change_does_not_wait_for_the_time() {
+    const ROUNDS: u32 = 40;
+    let Some(mut w) = kept() else { return };
+    let path = cold_file(&mut w, 2 << 20);
+    let mut file = OpenOptions::new().write(true).open(&path).unwrap();
+    let mut took = Duration::ZERO;
+    for round in 0..ROUNDS {
+        std::thread::sleep(Duration::from_millis(11));
+        file.write_all_at(b"blind", u64::from(round) * 4096).unwrap();
+        let begin = Instant::now();
+        assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), 2 << 20);
+        took += begin.elapsed();
+    }
+    assert!(took < Duration::from_millis(50) * ROUNDS, "{took:?}");
+    let last = fs::metadata(&path).unwrap().modified().unwrap();
+    assert!(last.elapsed().unwrap() < Duration::from_secs(20), "and the time is known");
+    drop(file);
+    w.remount();
+    assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), last);
 }
 
 /// Who sets a time himself, after small changes, has it: the time of an earlier write never comes behind it.

@@ -41,6 +41,8 @@ use crate::{
 
 /// How long a question for attributes waits for the time to be given, in all: for a thread that gets no CPU.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long it waits at first, without telling others that it waits: as a rule the time is given by then.
+const QUIET_WAIT: Duration = Duration::from_millis(2);
 /// How often it looks at what the thread waits for,
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// and how many looks in a row have to find it waiting for the same lock to be answered without, a count.
@@ -58,6 +60,10 @@ type Give = Box<dyn Fn(&UnsharedFiles, u64) -> io::Result<()> + Send + Sync>;
 type Owner = Box<dyn Fn(u64) -> Option<u32> + Send + Sync>;
 /// What says whether a thread waits for a lock in the kernel.
 type Locked = Box<dyn Fn(u32) -> bool + Send + Sync>;
+
+/// What changes while a thread gives times, if no lock holds it up: its number, which file it is at and since when,
+/// and the last write to that one.
+type Progress = (u32, Option<(u64, Instant, u64)>);
 
 /// A file whose time the kernel does not know.
 #[derive(Default)]
@@ -140,9 +146,8 @@ impl TimesState {
         self.givers.iter().find(gives).or_else(next)
     }
 
-    /// What has to change while a thread gives this file's time, or the one before it, if no lock holds it up: its
-    /// number, which file it is at and since when, and how often that one was written to.
-    fn progress(&self, ino: u64) -> Option<(u32, Option<(u64, Instant, u64)>)> {
+    /// How far the thread is that gives this file's time, or the one before it.
+    fn progress(&self, ino: u64) -> Option<Progress> {
         let giver = self.giver_of(ino)?;
         let last = |ino: u64| self.stale.get(&ino).map_or(0, |stale| stale.last);
         Some((giver.thread, giver.giving.as_ref().map(|g| (g.ino, g.since, last(g.ino)))))
@@ -290,10 +295,16 @@ impl Times {
     /// lacks none. Otherwise the kernel must not cache the attributes of the answer, because it would not ask for the
     /// time again.
     pub(crate) fn wait_until_known(self: &Arc<Self>, ino: u64) -> bool {
-        waiting::announce();
         let begin = Instant::now();
         let mut state = self.state.lock();
         let wanted = state.stale.get(&ino).map_or(0, |stale| stale.last);
+        while state.lacks(ino, wanted) && begin.elapsed() < QUIET_WAIT {
+            self.want(&mut state, ino);
+            self.given.wait_until(&mut state, begin + QUIET_WAIT);
+        }
+        if state.lacks(ino, wanted) {
+            MutexGuard::unlocked(&mut state, waiting::announce);
+        }
         let (mut look, mut looks, mut before) = (begin + LOOK_EVERY, 0, None);
         while state.lacks(ino, wanted) && !state.ended && begin.elapsed() < PATIENCE {
             self.want(&mut state, ino);

@@ -21,6 +21,18 @@ fn kill(b: &Bench) {
     b.sh(&format!("kill -9 {pid}; while [ -e /proc/{pid} ]; do sleep 0.01; done"));
 }
 
+/// With a mounted image of 64 MiB, which can be read as a whole; `None` where there is no FUSE.
+fn small() -> Option<Bench> {
+    if !crate::common::have_fuse() {
+        return None;
+    }
+    let b = Bench::new();
+    b.sh("mkdir m");
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    b.mount();
+    Some(b)
+}
+
 #[test]
 fn a_mount_point_whose_daemon_was_killed_is_mounted_again() {
     let Some(b) = Bench::mounted() else { return };
@@ -160,13 +172,7 @@ fn what_is_no_image_is_not_damaged() {
 
 #[test]
 fn a_read_only_mount_writes_nothing_and_can_be_remounted() {
-    if !crate::common::have_fuse() {
-        return;
-    }
-    let b = Bench::new();
-    b.sh("mkdir m");
-    b.ok(&["mkfs", "--size", "64M", "a.img"]);
-    b.mount();
+    let Some(b) = small() else { return };
     b.sh("mkdir m/d; echo x > m/d/f; touch -a -d 2001-01-01 m/d/f");
     b.umount();
     let image = || fs::read(b.path("a.img")).unwrap();
@@ -202,13 +208,7 @@ fn a_read_only_mount_writes_nothing_and_can_be_remounted() {
 /// What is damaged, or was not closed, may be looked at before anything is recovered, however the image is protected.
 #[test]
 fn commands_that_read_an_image_leave_every_byte_of_it_as_it_was() {
-    if !crate::common::have_fuse() {
-        return;
-    }
-    let b = Bench::new();
-    b.sh("mkdir m");
-    b.ok(&["mkfs", "--size", "64M", "a.img"]);
-    b.mount();
+    let Some(b) = small() else { return };
     b.sh("mkdir m/d; echo x > m/d/f");
     b.ok(&["sync", "m"]);
     b.sh(&format!("kill -9 {}", b.daemon()));

@@ -160,6 +160,11 @@ impl Fs {
     /// An error means that something could not be read; a problem is no error. The check runs on a snapshot, so that
     /// the tree may be changed meanwhile.
     pub fn check(&self, mut tell: impl FnMut(&str)) -> Result<CheckReport> {
+        // Compiled once, and not again with each caller.
+        self.check_and_tell(&mut tell)
+    }
+
+    fn check_and_tell(&self, tell: &mut dyn FnMut(&str)) -> Result<CheckReport> {
         let mut lineages = self.lineages.viewed();
         let view = self.db.snapshot();
         let mut report = CheckReport::default();
@@ -274,7 +279,7 @@ impl Fs {
         }
         if self.has_feature(FEATURE_ACCOUNTS) {
             // Where a record cannot be decoded, which was told, there is no sum.
-            match wrong_accounts(&view, |text| problem(&mut report, text)) {
+            match wrong_accounts(&view, &mut |text| problem(&mut report, text)) {
                 Err(e @ Error::Damaged { .. }) => {
                     problem(&mut report, format!("accounts are not checked: {e}"))
                 }
@@ -292,7 +297,7 @@ impl Fs {
         (view, lineages): (&Snapshot, &mut ViewedLineages),
         report: &mut CheckReport,
         numbers: &mut Vec<u64>,
-        problem: &mut impl FnMut(&mut CheckReport, String),
+        problem: &mut dyn FnMut(&mut CheckReport, String),
     ) -> Result<()> {
         let mut known = BTreeSet::new();
         let mut families = view.prefix(&system::families());
@@ -364,7 +369,7 @@ impl Fs {
         view: &Snapshot,
         known: &mut BTreeSet<u32>,
         report: &mut CheckReport,
-        problem: &mut impl FnMut(&mut CheckReport, String),
+        problem: &mut dyn FnMut(&mut CheckReport, String),
     ) -> Result<()> {
         let is_dir = |path: &[u8]| -> Result<bool> {
             let value = view.get(&path::meta(path))?;
@@ -412,7 +417,7 @@ fn check_snapshotted(
     view: &Snapshot,
     lineages: &mut ViewedLineages,
     report: &mut CheckReport,
-    problem: &mut impl FnMut(&mut CheckReport, String),
+    problem: &mut dyn FnMut(&mut CheckReport, String),
 ) -> Result<()> {
     let mut pairs = view.prefix(&system::snapshotted(b""));
     while let Some((key, value)) = pairs.next_ref()? {
@@ -439,7 +444,7 @@ fn check_data(
     view: &Snapshot,
     with_blocks: u64,
     report: &mut CheckReport,
-    problem: &mut impl FnMut(&mut CheckReport, String),
+    problem: &mut dyn FnMut(&mut CheckReport, String),
 ) -> Result<()> {
     let demanded = demands(view)?;
     let mut met = 0;
@@ -521,7 +526,7 @@ fn check_data(
 fn check_policies(
     view: &Snapshot,
     report: &mut CheckReport,
-    problem: &mut impl FnMut(&mut CheckReport, String),
+    problem: &mut dyn FnMut(&mut CheckReport, String),
 ) -> Result<()> {
     let mut pairs = view.prefix(&system::policy(b""));
     while let Some((key, value)) = pairs.next_ref()? {

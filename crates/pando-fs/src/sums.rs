@@ -80,7 +80,7 @@ pub(crate) struct Sums {
 
 /// Tells of each account of the live tree that says other than what is there and should not: neither it nor one above
 /// is stale. A scan of all records.
-pub(crate) fn wrong_accounts(view: &Snapshot, mut tell: impl FnMut(String)) -> Result<()> {
+pub(crate) fn wrong_accounts(view: &Snapshot, tell: &mut dyn FnMut(String)) -> Result<()> {
     let Some(found) = sums(view, b"", || true)? else { return Ok(()) };
     let top = view.get(&path::meta(b""))?.and_then(|value| Record::decode(&value).ok());
     let top = top.and_then(|record| {

@@ -109,7 +109,7 @@ pub(super) fn check_changes(
     view: &Snapshot,
     last: u32,
     number: u32,
-    tell: &mut impl FnMut(String),
+    tell: &mut dyn FnMut(String),
 ) -> Result<()> {
     let (own, before) = (path::volume(number), path::volume(last));
     let mut file: Option<ChangedFile> = None;

@@ -16,6 +16,7 @@ mod hot_values;
 mod image;
 mod into_itself;
 mod key_length;
+mod large_of_small;
 mod latency;
 mod memory;
 mod model;

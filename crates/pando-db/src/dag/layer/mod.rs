@@ -190,12 +190,11 @@ impl Edge {
         all.into_iter().try_for_each(|layer| self.push_layer(layer, pager, merge))
     }
 
-    /// The part of this edge over `sub`, where `live` is its whole range.
-    pub fn narrowed(&self, live: &Span, sub: &Span, pager: &Pager) -> Result<Edge> {
+    /// The parts of its layers over `sub`, where `live` is the whole range of this edge.
+    pub fn layers_within(&self, live: &Span, sub: &Span, pager: &Pager) -> Result<Vec<Layer>> {
         if live == sub {
-            return Ok(self.clone());
+            return Ok(self.layers.clone());
         }
-        let child = self.child.as_ref().map(|t| t.narrowed(live, sub));
         let mut layers = Vec::with_capacity(self.layers.len());
         for layer in &self.layers {
             let part = layer.slice(sub, pager)?;
@@ -203,6 +202,16 @@ impl Edge {
                 layers.push(part);
             }
         }
+        Ok(layers)
+    }
+
+    /// The part of this edge over `sub`, where `live` is its whole range.
+    pub fn narrowed(&self, live: &Span, sub: &Span, pager: &Pager) -> Result<Edge> {
+        if live == sub {
+            return Ok(self.clone());
+        }
+        let child = self.child.as_ref().map(|t| t.narrowed(live, sub));
+        let layers = self.layers_within(live, sub, pager)?;
         let mut edge = Edge { lo: sub.lo.clone(), loose: child.is_some(), child, layers };
         edge.drop_idle();
         Ok(edge)

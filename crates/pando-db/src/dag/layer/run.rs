@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::{
     dag::layer::readahead::MergeReadahead,
     error::{Error, Result},
-    key::{Lens, Span, compare_joined},
+    key::{Lens, Span, common_prefix, compare_joined},
     merge::Merge,
     node::{
         PageRef, RangeMsg, Run, UpdateMsg,
@@ -31,11 +31,13 @@ pub(crate) struct RunBuilder {
     builder: Builder,
     /// Raw size at which a page is closed.
     target: usize,
+    /// Raw bytes of the pages that were built and closed.
+    built: usize,
 }
 
 impl RunBuilder {
     pub fn new(target: usize) -> Self {
-        Self { run: Run::default(), builder: Builder::default(), target }
+        Self { run: Run::default(), builder: Builder::default(), target, built: 0 }
     }
 
     pub fn push(&mut self, key: Bytes, msg: Msg) {
@@ -85,8 +87,15 @@ impl RunBuilder {
 
     fn close_page(&mut self) {
         if let Some(built) = self.builder.finish() {
-            self.run.pages.push(PageRef::from_built(built));
+            let page = PageRef::from_built(built);
+            self.built += page.raw as usize;
+            self.run.pages.push(page);
         }
+    }
+
+    /// Raw bytes of what was built, without the pages that were taken over whole.
+    fn built_bytes(&self) -> usize {
+        self.built + self.builder.bytes()
     }
 
     pub fn finish(mut self) -> Run {
@@ -294,6 +303,35 @@ pub(crate) fn merge_runs(
     pager: &Pager,
     merge: &dyn Merge,
 ) -> Result<Run> {
+    let most = if bottom { Some(usize::MAX) } else { None };
+    Ok(merge_some(older, newer, updates, most, pager, merge)?.0)
+}
+
+/// What becomes of the pairs of a leaf, `older`, under the points and `updates` of a layer. Ends early where the pages
+/// that it builds have `most` bytes, with a key below which everything was taken in, and above or at which nothing is
+/// in the result. (An upsert of a few bytes may make a value of any size.)
+pub(crate) fn merge_into_leaf(
+    older: &Run,
+    newer: &Run,
+    updates: &[UpdateMsg],
+    most: usize,
+    pager: &Pager,
+    merge: &dyn Merge,
+) -> Result<(Run, Option<Bytes>)> {
+    merge_some(older, newer, [&[], updates], Some(most), pager, merge)
+}
+
+/// [`merge_runs`], or [`merge_into_leaf`] if there is a limit.
+fn merge_some(
+    older: &Run,
+    newer: &Run,
+    updates: [&[UpdateMsg]; 2],
+    most: Option<usize>,
+    pager: &Pager,
+    merge: &dyn Merge,
+) -> Result<(Run, Option<Bytes>)> {
+    let bottom = most.is_some();
+    let most = most.unwrap_or(usize::MAX);
     let (mut old, mut new) = (RunCursor::new(older, newer, pager), RunCursor::new(newer, older, pager));
     let [mut below, mut above] = updates.map(Sweep::new);
     let mut out = RunBuilder::new(pager.page_target());
@@ -306,6 +344,16 @@ pub(crate) fn merge_runs(
         }
     };
     loop {
+        if out.built_bytes() >= most
+            && (new.key().is_some() || !above.is_done())
+            && let Some(next) = old.key().into_iter().chain(new.key()).min()
+        {
+            let run = out.finish();
+            let last = run.pages.last().map(PageRef::last_key).unwrap_or_default();
+            assert!(*last < *next, "a run has a key that was not taken in yet");
+            let at = Bytes::copy_from_slice(next.get(..common_prefix(&last, next) + 1).unwrap_or(next));
+            return Ok((run, Some(at)));
+        }
         if let Some(page) = old.whole_page_below(new.key())
             && (!out.wants_more() || page.is_placed())
             && (page.raw as usize >= small || new.key().is_none())
@@ -339,7 +387,7 @@ pub(crate) fn merge_runs(
             continue;
         }
         let order = match (old.key(), new.key()) {
-            (None, None) => return Ok(out.finish()),
+            (None, None) => return Ok((out.finish(), None)),
             (Some(a), Some(b)) => a.cmp(b),
             (Some(_), None) => Ordering::Less,
             (None, Some(_)) => Ordering::Greater,

@@ -129,6 +129,14 @@ impl Node {
         }
     }
 
+    /// Gives edge `i`, whose messages were taken, those that wait there from now on, the oldest first.
+    pub fn put_layers(&mut self, i: usize, layers: Vec<Layer>) {
+        if let Body::Interior(edges) = &mut self.body {
+            assert!(edges[i].layers.is_empty(), "messages are put in place of others");
+            edges[i].layers = layers;
+        }
+    }
+
     /// This node with the edges of `child`, which is simple, in place of edge `i`, at which no message
     /// waits. The edges of the child lift what edge `i` lifted.
     pub fn with_edges_of(mut self, i: usize, child: Node) -> Node {

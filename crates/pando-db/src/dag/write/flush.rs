@@ -89,7 +89,8 @@ impl Edit<'_> {
     }
 
     /// Moves all messages of edge `i` of node `id` into its child, making the child simple first,
-    /// and takes in what the child becomes: one node, several, or none.
+    /// and takes in what the child becomes: one node, several, or none. If upserts make a leaf much larger, those of
+    /// its upper keys stay where they are; some go down always.
     pub fn flush_edge(&mut self, id: NodeId, i: usize) -> Result<()> {
         let mut parent = self.load(id)?;
         let live = parent.edge_span(i);
@@ -108,10 +109,10 @@ impl Edit<'_> {
         };
         assert_eq!(node.span, lift.apply_span(&live), "the child is not simple: flushing it would lose keys");
         assert!(node.height < parent.height, "messages are flushed into a node that is not below");
-        for layer in self.at_once(layers, node.height)? {
-            node = self.absorb(node, layer)?;
-        }
         if node.height > 0 {
+            for layer in layers {
+                node = self.absorb(node, layer)?;
+            }
             let mut parts = self.within_limits(child_id, node)?;
             match parts.pop() {
                 Some((Some(child_id), child)) if parts.is_empty() && self.fits_inside(&parent, &child) => {
@@ -124,7 +125,13 @@ impl Edit<'_> {
                 }
             }
         } else {
-            let parts = self.parts(child_id, node)?;
+            let filled = self.fill_leaf(node, self.at_once(layers)?)?;
+            let mut parts = Vec::with_capacity(filled.parts.len());
+            for (number, leaf) in std::iter::once(child_id).chain(std::iter::repeat(None)).zip(filled.parts) {
+                parts.extend(self.parts(number, leaf)?);
+            }
+            let down = lift.inverse();
+            parent.put_layers(i, filled.left.iter().map(|l| l.through(&down)).collect());
             parent = self.attach(parent, i, parts)?;
         }
         // The reference count of a child says whether it may be merged in place, and it is right only when the parent
@@ -134,33 +141,28 @@ impl Edit<'_> {
         self.put(id, parent)
     }
 
-    /// Layers for a child of that height. A leaf is built anew for each that it takes in, and so it takes
-    /// them in as one, or as few as they fit.
-    fn at_once(&self, layers: Vec<Layer>, height: u8) -> Result<Vec<Layer>> {
+    /// Layers for a leaf. It is built anew for each that it takes in, and so it takes them in as one, or as few as they
+    /// fit.
+    fn at_once(&self, layers: Vec<Layer>) -> Result<Vec<Layer>> {
         let (pager, merge) = (self.cx.pager, self.cx.merge);
-        match height {
-            0 => {
-                for pair in layers.windows(2) {
-                    check_order(&pair[0], &pair[1])?;
-                }
-                // The newest are the smallest.
-                let mut merged: Vec<Layer> = Vec::new();
-                for older in layers.into_iter().rev() {
-                    let both = match merged.last() {
-                        Some(newer) => newer.over_unless_long(&older, pager, merge)?,
-                        None => None,
-                    };
-                    match (both, merged.last_mut()) {
-                        (Some(both), Some(newer)) => *newer = both,
-                        _ => merged.push(older),
-                    }
-                }
-                merged.reverse();
-                assert!(merged.is_sorted_by_key(|layer| layer.newest), "layers for a leaf are out of order");
-                Ok(merged)
-            }
-            _ => Ok(layers),
+        for pair in layers.windows(2) {
+            check_order(&pair[0], &pair[1])?;
         }
+        // The newest are the smallest.
+        let mut merged: Vec<Layer> = Vec::new();
+        for older in layers.into_iter().rev() {
+            let both = match merged.last() {
+                Some(newer) => newer.over_unless_long(&older, pager, merge)?,
+                None => None,
+            };
+            match (both, merged.last_mut()) {
+                (Some(both), Some(newer)) => *newer = both,
+                _ => merged.push(older),
+            }
+        }
+        merged.reverse();
+        assert!(merged.is_sorted_by_key(|layer| layer.newest), "layers for a leaf are out of order");
+        Ok(merged)
     }
 
     /// Node `id`, put anew without levels below it that do nothing, at the least height.
@@ -285,8 +287,9 @@ impl Edit<'_> {
                 }
                 Some(Target::plain(self.put_or_create(id, node)?))
             };
-            let mut edge = old.narrowed(&live, &part, self.cx.pager)?;
-            (edge.child, edge.loose) = (child, false);
+            let layers = old.layers_within(&live, &part, self.cx.pager)?;
+            let mut edge = Edge { lo: part.lo, child, layers, loose: false };
+            edge.drop_idle();
             new.push(edge);
         }
         assert!(

@@ -15,6 +15,7 @@ use crate::{
     path::system,
     policies::{MAX_POLICIES, PolicyInfo, StoredPolicy},
     rights::Rights,
+    snapshot::policy::newest_first,
     types::{Authority, Caller, CloneReport, Ino, NewSnapshot, SnapshotInfo, SnapshotPolicy, StatFs, Time},
     volume::Fs,
 };
@@ -67,7 +68,7 @@ impl StoredPolicy {
         let mut gone = self.keep.expired(now, &own);
         gone.extend(SnapshotPolicy::default().expired(now, &others));
         if short {
-            gone.extend(oldest(&own, &gone));
+            gone.extend(oldest(now, &own, &gone));
         }
         gone.sort_unstable();
         gone
@@ -100,12 +101,11 @@ impl StoredPolicy {
 }
 
 /// The oldest of the automatic snapshots that is neither kept nor `gone`, if it is not the newest of them as well.
-fn oldest(snapshots: &[SnapshotInfo], gone: &[u32]) -> Option<u32> {
+fn oldest(now: Time, snapshots: &[SnapshotInfo], gone: &[u32]) -> Option<u32> {
     let is_left = |s: &&SnapshotInfo| s.automatic && !s.keep && !gone.contains(&s.number);
-    let mut left: Vec<&SnapshotInfo> = snapshots.iter().filter(is_left).collect();
-    left.sort_unstable_by_key(|s| (s.created, s.number));
-    match left[..] {
-        [oldest, _, ..] => Some(oldest.number),
+    let left: Vec<SnapshotInfo> = snapshots.iter().filter(is_left).cloned().collect();
+    match newest_first(now, &left)[..] {
+        [.., _, (_, oldest)] => Some(oldest),
         _ => None,
     }
 }
@@ -274,7 +274,7 @@ impl Fs {
             short = is_short()? && !self.ledger.is_stopped();
         }
         let mut gone = policy.gone(now, snapshots, false);
-        let mut for_space = if short { oldest(snapshots, &gone) } else { None };
+        let mut for_space = if short { oldest(now, snapshots, &gone) } else { None };
         gone.extend(for_space);
         loop {
             let mounted =
@@ -284,7 +284,7 @@ impl Fs {
             if for_space.is_none_or(|number| !mounted.contains(&number)) {
                 return Ok(());
             }
-            for_space = oldest(snapshots, &[]);
+            for_space = oldest(now, snapshots, &[]);
             gone = for_space.into_iter().collect();
         }
     }

@@ -42,6 +42,24 @@ impl Time {
     }
 }
 
+/// Times and numbers of snapshots at the time `now`, the newest first.
+///
+/// A clock that was ahead has made snapshots of the future. They count as no newer than the next one that was made when
+/// the clock was right: else they would be the newest until their time comes, and each new one would go at once.
+pub(crate) fn newest_first(now: Time, snapshots: &[SnapshotInfo]) -> Vec<(Time, u32)> {
+    let mut by_number: Vec<(Time, u32)> = snapshots.iter().map(|s| (s.created, s.number)).collect();
+    by_number.sort_unstable_by_key(|(_, number)| std::cmp::Reverse(*number));
+    let mut next = now;
+    for (created, _) in &mut by_number {
+        match *created > now {
+            true => *created = next,
+            false => next = *created,
+        }
+    }
+    by_number.sort_unstable_by_key(|newest| std::cmp::Reverse(*newest));
+    by_number
+}
+
 impl SnapshotPolicy {
     fn has_counts(&self) -> bool {
         let counts = [self.last, self.hourly, self.daily, self.weekly, self.monthly, self.yearly];
@@ -50,9 +68,9 @@ impl SnapshotPolicy {
 
     /// The numbers of those of `snapshots` that go at the time `now`, ascending.
     pub fn expired(&self, now: Time, snapshots: &[SnapshotInfo]) -> Vec<u32> {
-        let mut newest_first: Vec<&SnapshotInfo> = snapshots.iter().collect();
-        newest_first.sort_by_key(|s| std::cmp::Reverse((s.created, s.number)));
-        let mut counted: Vec<u32> = newest_first.iter().take(self.last as usize).map(|s| s.number).collect();
+        let newest_first = newest_first(now, snapshots);
+        let mut counted: Vec<u32> =
+            newest_first.iter().take(self.last as usize).map(|(_, number)| *number).collect();
         let day = |t: Time| t.secs.div_euclid(DAY_SECONDS);
         let month = |t: Time| {
             let (year, month, _) = civil(day(t));
@@ -61,10 +79,10 @@ impl SnapshotPolicy {
         let mut keep = |most: u32, bucket: &dyn Fn(Time) -> i64| {
             let mut last = None;
             let mut left = most;
-            for s in &newest_first {
-                let this = bucket(s.created);
+            for (created, number) in &newest_first {
+                let this = bucket(*created);
                 if left > 0 && last != Some(this) {
-                    counted.push(s.number);
+                    counted.push(*number);
                     left -= 1;
                 }
                 last = Some(this);
@@ -198,6 +216,32 @@ mod tests {
             let rest: Vec<SnapshotInfo> = all.iter().filter(|s| !gone.contains(&s.number)).cloned().collect();
             assert_eq!(policy.expired(now, &rest), Vec::<u32>::new(), "{name}, again");
         }
+    }
+
+    /// They were the newest until their time came, so that each new one was deleted as soon as it was made.
+    #[test]
+    fn snapshots_of_a_clock_that_was_ahead_give_way_to_new_ones() {
+        let future = ["2026-11-25T12:00:00", "2026-11-25T12:00:02", "2026-11-25T12:00:04"];
+        let new: Vec<String> = (0..6).map(|i| format!("2026-11-24T13:{:02}:00", 5 * i)).collect();
+        let all: Vec<&str> = future.into_iter().chain(new.iter().map(String::as_str)).collect();
+        for (name, policy) in [
+            ("last 3", SnapshotPolicy { last: 3, ..NONE }),
+            ("last 1", SnapshotPolicy { last: 1, ..NONE }),
+            ("hourly 2", SnapshotPolicy { hourly: 2, ..NONE }),
+        ] {
+            let mut left = snapshots(&future);
+            for (i, made) in new.iter().enumerate() {
+                left.push(snapshots(&all)[future.len() + i].clone());
+                let gone = policy.expired(at(made), &left);
+                left.retain(|s| !gone.contains(&s.number));
+                let newest = (future.len() + i) as u32 + 1;
+                assert!(left.iter().any(|s| s.number == newest), "{name}: {newest} went at once");
+            }
+            assert!(left.iter().all(|s| s.number > 3), "{name}: those of the future stay");
+        }
+        let short = [snapshots(&all)[0].clone(), snapshots(&all)[5].clone(), snapshots(&all)[6].clone()];
+        let order: Vec<u32> = newest_first(at(&new[5]), &short).iter().map(|(_, number)| *number).collect();
+        assert_eq!(order, [7, 6, 1], "the oldest goes first where space is short");
     }
 
     #[test]

@@ -79,7 +79,7 @@ pub struct Keep {
     /// The same for years
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, alias = "yearly")]
     keep_yearly: u32,
-    /// Of those that would be deleted, keep one in N
+    /// Of those that would be deleted, keep one in N: if N divides its number
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     keep_one_of: u32,
 }

@@ -173,8 +173,8 @@ fn a_copy_into_a_file_that_was_opened_to_sync_is_durable() {
     b.umount();
 }
 
-/// The data of a file that is open, and dirty in the kernel alone: the command writes it out before it asks, the request
-/// alone lets the daemon do so.
+/// The data of a file that is open, and dirty in the kernel alone: the command writes it out before it asks, the
+/// request alone lets the daemon do so.
 #[test]
 fn data_that_only_the_kernel_has_is_durable_behind_a_sync() {
     if !crate::common::have_fuse() {

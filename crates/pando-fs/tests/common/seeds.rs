@@ -3,8 +3,8 @@
 //! `PANDO_SEED` takes that one only. Otherwise a run that has a time by default takes the same seeds each time, so that
 //! a change is not refused for what another one did; one whose time is given takes seeds from the clock.
 //!
-//! A busy machine gets through few seeds in the time. So a test that has to meet something goes on behind its time, for a
-//! number of seeds, until it has ([`Seeds::next_until`]).
+//! A busy machine gets through few seeds in the time. So a test that has to meet something goes on behind its time, for
+//! a number of seeds, until it has ([`Seeds::next_until`]).
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 

@@ -139,20 +139,21 @@ fn a_file_that_gets_the_forks_content_has_the_time_of_the_merge() {
 
 #[test]
 fn merges_of_random_histories_are_those_of_plain_trees() {
-    let mut seen = Seen::default();
-    for seed in seeds_for("PANDO_MODEL_SECONDS", 8) {
+    let (mut seen, mut seeds) = (Seen::default(), seeds_for("PANDO_MODEL_SECONDS", 8));
+    let enough = |seen: &Seen| seen.merged > 5 && seen.conflicts > 5 && seen.renamed > 1;
+    while let Some(seed) = seeds.next_until(enough(&seen), 100) {
         history(seed, &mut seen);
     }
     println!("{seen:?}");
-    let enough = seen.merged > 5 && seen.conflicts > 5 && seen.renamed > 1;
-    assert!(enough || is_replay(), "vacuous: {seen:?}");
+    assert!(enough(&seen) || is_replay(), "vacuous: {seen:?}");
 }
 
 /// What a merge brings is added to the account around its directory at once; a count afterwards changes nothing.
 #[test]
 fn what_a_merge_of_a_random_history_brings_is_known_at_once() {
     let (mut merged, mut less, mut inner) = (0, 0, 0);
-    for seed in seeds_for("PANDO_MODEL_SECONDS", 4) {
+    let mut seeds = seeds_for("PANDO_MODEL_SECONDS", 4);
+    while let Some(seed) = seeds.next_until(merged > 10 && less > 3 && inner > 3, 200) {
         let mut rng = Rng(seed | 1);
         let w = tiny();
         w.mkdir("/q");

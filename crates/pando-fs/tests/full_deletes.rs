@@ -211,11 +211,8 @@ fn deletes_go_through(seed: u64, refused: &mut usize) -> bool {
 #[test]
 fn deletes_go_through_after_any_number_of_refused_calls() {
     let (mut refused, mut scattered, mut seeds) = (0, 0, seeds_for("PANDO_MODEL_SECONDS", 8));
-    while let Some(seed) = seeds.take_late() {
+    while let Some(seed) = seeds.next_until(refused > 100 && scattered > 0, 300) {
         scattered += usize::from(deletes_go_through(seed, &mut refused));
-        if seeds.spent() >= 1.0 && (scattered > 0 || seeds.spent() > 8.0) {
-            break;
-        }
     }
     println!("{refused} calls were refused, the free space of {scattered} stores was scattered");
     assert!(
@@ -229,12 +226,9 @@ fn deletes_go_through_after_any_number_of_refused_calls() {
 #[test]
 fn a_snapshot_is_deleted_when_unlinks_beside_it_have_used_up_the_store() {
     let (mut refused, mut seeds) = (0, seeds_for("PANDO_MODEL_SECONDS", 4));
-    while let Some(seed) = seeds.take_late() {
+    while let Some(seed) = seeds.next_until(refused > 0, u64::MAX) {
         refused +=
             used_up_beside_a_snapshot(seed, 0) + used_up_beside_a_snapshot(seed, 1 + seed as usize / 2 % 4);
-        if seeds.spent() >= 1.0 && refused > 0 {
-            break;
-        }
     }
     println!("{refused} unlinks were refused");
 }

@@ -219,15 +219,12 @@ impl Counts {
     }
 }
 
-/// Histories for some seconds, and for as long again as it takes to see enough.
+/// Histories for some seconds, and behind that until enough is seen.
 fn histories(seconds: u64, history: impl Fn(u64, &mut Counts)) {
     let mut counts = Counts::default();
     let mut seeds = seeds_for("PANDO_MODEL_SECONDS", seconds);
-    while let Some(seed) = seeds.take_late() {
+    while let Some(seed) = seeds.next_until(counts.are_enough(), 200) {
         history(seed, &mut counts);
-        if seeds.spent() >= 1.0 && (counts.are_enough() || seeds.spent() >= 2.0 + 60.0 / seconds as f64) {
-            break;
-        }
     }
     println!("refused and done, of {CALLS:?}: {counts:?}");
     assert!(counts.are_enough() || is_replay(), "vacuous: {counts:?}");

@@ -521,7 +521,7 @@ fn snapshots_are_read_deleted_and_rolled_back_to_while_files_are_removed_from_th
         let _done = SetWhenDropped(&done);
         let end = Instant::now() + Duration::from_secs(4);
         let mut round = 0u64;
-        while Instant::now() < end {
+        while Instant::now() < end || round <= 3 {
             round += 1;
             let info = snap(&w, "/s", "now");
             let top = "/s/.snapshots/now";
@@ -551,7 +551,6 @@ fn snapshots_are_read_deleted_and_rolled_back_to_while_files_are_removed_from_th
             w.on("/s", |a| w.fs.delete_snapshot(by(&w), a.ino, info.number)).unwrap();
         }
         println!("{round} rounds");
-        assert!(round > 3, "vacuous");
     });
     w.fs.count_links().unwrap();
     w.fs.check(|p| panic!("{p}")).unwrap();

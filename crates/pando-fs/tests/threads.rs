@@ -98,9 +98,10 @@ fn threads_on_one_tree_leave_it_whole() {
             })
         })
         .collect();
-    let end = Instant::now() + Duration::from_secs(4);
+    let (begun, long) = (Instant::now(), [4, 60].map(Duration::from_secs));
+    let each_worked = || done.iter().all(|d| d.load(Ordering::Relaxed) > 0);
     let mut last = 0;
-    while Instant::now() < end {
+    while begun.elapsed() < long[0] || !each_worked() && begun.elapsed() < long[1] {
         std::thread::sleep(Duration::from_millis(1000));
         let now: u64 = done.iter().map(|d| d.load(Ordering::Relaxed)).sum();
         assert!(!threads.iter().any(|t| t.is_finished()), "a thread has ended before its time");
@@ -139,10 +140,14 @@ fn snapshots_are_deleted_and_renamed_beside_rollbacks() {
     let other = snap("other").unwrap().0.number;
     let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
     let (renamed, deleted) = (AtomicU64::new(0), AtomicU64::new(0));
+    let met = |n: &AtomicU64| n.load(Ordering::Relaxed);
     std::thread::scope(|s| {
         s.spawn(|| {
             let begun = Instant::now();
-            while begun.elapsed() < Duration::from_secs(3) {
+            let is_enough =
+                || [(&done, 20), (&renamed, 0), (&deleted, 1)].iter().all(|(n, more)| met(n) > *more);
+            let long = [3, 60].map(Duration::from_secs);
+            while begun.elapsed() < long[0] || !is_enough() && begun.elapsed() < long[1] {
                 w.on("/d", |a| w.fs.rollback(by(), a.ino, first, true)).unwrap();
                 done.fetch_add(1, Ordering::Relaxed);
             }

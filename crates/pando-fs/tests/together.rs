@@ -314,14 +314,16 @@ impl Run {
 #[test]
 fn all_that_is_done_to_trees_goes_together() {
     let steps = std::env::var("PANDO_STEPS").ok().and_then(|s| s.parse().ok()).unwrap_or(60);
+    let calls =
+        ["clone", "fork", "merge", "snapshot", "rollback", "remove", "rename", "quota", "change of a tree"];
     let mut done = BTreeMap::<&str, u32>::new();
-    for seed in seeds_for("PANDO_MODEL_SECONDS", 6) {
+    let missing =
+        |done: &BTreeMap<&str, u32>| calls.into_iter().find(|call| done.get(call).is_none_or(|n| *n < 2));
+    let mut seeds = seeds_for("PANDO_MODEL_SECONDS", 6);
+    while let Some(seed) = seeds.next_until(missing(&done).is_none(), 50) {
         Run::new(seed).run(steps).into_iter().for_each(|(call, n)| *done.entry(call).or_default() += n);
     }
     println!("{done:?}");
-    for call in
-        ["clone", "fork", "merge", "snapshot", "rollback", "remove", "rename", "quota", "change of a tree"]
-    {
-        assert!(done.get(call).is_some_and(|n| *n > 1) || is_replay(), "vacuous: {call} in {done:?}");
-    }
+    let missing = missing(&done);
+    assert!(missing.is_none() || is_replay(), "vacuous: {missing:?} in {done:?}");
 }

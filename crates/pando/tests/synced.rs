@@ -5,7 +5,10 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, OpenOptionsExt},
+    },
     path::Path,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
@@ -168,4 +171,38 @@ fn a_copy_into_a_file_that_was_opened_to_sync_is_durable() {
     b.mount();
     assert_eq!(b.sh("cat m/f"), "old contentg\n");
     b.umount();
+}
+
+/// The data of a file that is open, and dirty in the kernel alone: the command writes it out before it asks, the
+/// request alone lets the daemon do so.
+#[test]
+fn data_that_only_the_kernel_has_is_durable_behind_a_sync() {
+    if !crate::common::have_fuse() {
+        return;
+    }
+    let b = Bench::new();
+    fs::create_dir(b.path("m")).unwrap();
+    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let asked: [(&str, &dyn Fn()); 2] = [
+        ("command", &|| drop(b.ok(&["sync", "m"]))),
+        ("request", &|| {
+            let dir = File::open(b.path("m")).unwrap();
+            assert_eq!(pando_fuse::client::send(dir, &pando_fuse::control::ControlRequest::Sync).unwrap(), 0);
+        }),
+    ];
+    for (name, sync) in asked {
+        // Nothing becomes durable by itself before the daemon ends.
+        b.ok(&["mount", "-o", "commit=60", "--log-file", "log", "a.img", "m"]);
+        let file = File::create(b.path(&format!("m/{name}"))).unwrap();
+        let written: Vec<u8> = (0..30_000u32).map(|at| (at % 251) as u8 | 1).collect();
+        file.write_all_at(&written, 0).unwrap();
+        sync();
+        b.sh(&format!("kill -9 {}", b.daemon()));
+        drop(file);
+        b.run(&["umount", "m"]); // which fails, or says that the daemon was dead
+        b.mount();
+        let there = fs::read(b.path(&format!("m/{name}"))).unwrap_or_default();
+        assert!(there == written, "{name}: {} of {} bytes are there", there.len(), written.len());
+        b.umount();
+    }
 }

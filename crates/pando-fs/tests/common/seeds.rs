@@ -2,6 +2,9 @@
 //!
 //! `PANDO_SEED` takes that one only. Otherwise a run that has a time by default takes the same seeds each time, so that
 //! a change is not refused for what another one did; one whose time is given takes seeds from the clock.
+//!
+//! A busy machine gets through few seeds in the time. So a test that has to meet something goes on behind its time, for
+//! a number of seeds, until it has ([`Seeds::next_until`]).
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -36,9 +39,9 @@ pub fn seeds_for(variable: &str, seconds: u64) -> Seeds {
 }
 
 impl Seeds {
-    /// The time that has passed, as a share of what there is.
-    pub fn spent(&self) -> f64 {
-        self.begun.elapsed().as_secs_f64() / self.time.as_secs_f64()
+    /// One more seed: while there is time, and behind that until it is `enough`, up to `rounds` seeds in all.
+    pub fn next_until(&mut self, enough: bool, rounds: u64) -> Option<u64> {
+        if enough || self.taken >= rounds { self.next() } else { self.take_late() }
     }
 
     /// One more seed, even if the time is over.

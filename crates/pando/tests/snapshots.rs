@@ -293,6 +293,12 @@ fn rights_are_those_of_a_clone() {
         assert!(refused, "{args}: {said:?}");
     }
     assert!(user(&format!("snapshot list -H {d}")).starts_with("1\ts\t"));
+    // What a log leaves out is said.
+    b.sh("chmod 700 m/d");
+    let log = user(&format!("log {d}"));
+    assert!(log.contains("permission denied: its snapshots are left out"), "{log:?}");
+    b.sh("chmod 755 m/d");
+    assert!(!user(&format!("log {d}")).contains("left out"));
     b.sh("chown 12345 m/d");
     assert_eq!(user(&format!("snapshot create {d} own")), "own\n");
     assert_eq!(user(&format!("snapshot delete {d} own")), "deleted 2 own\n");

@@ -12,7 +12,7 @@ use pando_fs::{NewSnapshot, SnapshotInfo, SnapshotPolicy, Time};
 use pando_fuse::{asked::Asked, control::Usage, tool};
 use serde::Serialize;
 
-use crate::{cmd::ReportName, place, report::VERSION, size};
+use crate::{cmd::ReportName, exit, place, report::VERSION, size};
 use delete::{DeleteMode, Going, Spending, Spent, delete, delete_each, make_room, mounted, tell_dry};
 pub use select::show_age;
 use select::{Age, about, select};
@@ -345,10 +345,13 @@ fn snapshots(dir: &Path) -> Result<Vec<SnapshotInfo>> {
     place::retried(|| Ok(tool::list_snapshots(dir)?)).with_context(|| about(dir))
 }
 
-/// The snapshots of a directory; none of one that the caller may not open.
+/// The snapshots of a directory; none of one that the caller may not open, which is said on stderr.
 pub fn snapshots_if_allowed(dir: &Path) -> Result<Vec<SnapshotInfo>> {
     match tool::list_snapshots(dir) {
-        Err(e) if matches!(e.errno(), Some(libc::EACCES | libc::EPERM)) => Ok(Vec::new()),
+        Err(e) if matches!(e.errno(), Some(libc::EACCES | libc::EPERM)) => {
+            exit::tell!("pando: {}: permission denied: its snapshots are left out", dir.display());
+            Ok(Vec::new())
+        }
         found => found.with_context(|| about(dir)),
     }
 }

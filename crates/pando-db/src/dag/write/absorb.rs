@@ -6,6 +6,8 @@
 //! a Goto rests only at least two levels above its target (FAST'20 section 3,
 //! "Flushing GOTO messages").
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 
 use crate::{
@@ -63,15 +65,17 @@ impl Edit<'_> {
         let (mut behind, mut left) = (Vec::new(), Vec::new());
         for layer in layers {
             let here = match leaf.span.hi == end {
-                true => layer.clone(),
-                false => layer.slice(&leaf.span, pager)?,
+                true => Cow::Borrowed(&layer),
+                false => Cow::Owned(layer.slice(&leaf.span, pager)?),
             };
             check_inside(&leaf, &here)?;
             let Body::Leaf(run) = &leaf.body else { unreachable!("asked of leaves only") };
             let most = run.bytes() + here.run.bytes() + MAX_GROWTH_NODES * self.cx.limits.node;
             let (filled, stop) = self.apply_to_leaf(run, &here, most)?;
             if let Some(at) = stop {
-                assert!(leaf.span.lo < at && leaf.span.contains(&at), "a leaf is cut outside its span");
+                if at <= leaf.span.lo || !leaf.span.contains(&at) {
+                    return Err(Error::corrupt("node", 0, "a leaf has keys outside its span"));
+                }
                 let rest = Span { lo: at.clone(), hi: leaf.span.hi.clone() };
                 behind.push(leaf.clone().clipped(&rest, pager)?);
                 leaf.span.hi = Some(at);

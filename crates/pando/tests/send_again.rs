@@ -250,3 +250,58 @@ fn snapshots_of_the_same_second_on_both_sides_do_not_keep_a_difference_off() {
     b.umount();
     b.ok(&["check", "a.img"]);
 }
+
+/// What was removed at the end was so in the memory of the daemon only.
+#[test]
+fn what_a_receive_needed_does_not_come_back_after_kill_9() {
+    let b = mounted!();
+    let whole = sent(&b);
+    b.ok(&["snapshot", "create", "m/p", "two"]);
+    let more = send(&b, &["-i", "@one", "m/p@two"], "two.s");
+    let said = refused(&b, &["m/in", "r"], &whole[..whole.len() / 2], "--resume ");
+    let token = word(&said, "--resume ");
+    let ends: [(&str, &dyn Fn()); 3] = [
+        ("whole", &|| drop(received(&b, &["m/in", "q"], &whole))),
+        ("difference", &|| drop(received(&b, &["m/in", "q"], &more))),
+        ("abort", &|| drop(b.ok(&["receive", "--abort", &token, "m/in", "r"]))),
+    ];
+    for (name, end) in ends {
+        b.umount();
+        // Nothing becomes durable by itself before the daemon ends.
+        b.ok(&["mount", "-o", "commit=60", "--log-file", "log", "a.img", "m"]);
+        end();
+        b.sh(&format!("kill -9 {}", b.daemon()));
+        b.run(&["umount", "m"]); // which fails, or says that the daemon was dead
+        b.mount();
+        let left = b.sh("ls -A m/in");
+        let begun = left.matches(".pando-receive-").count();
+        assert_eq!(begun, usize::from(name != "abort"), "{name}: {left}");
+        assert!(left.lines().any(|line| line == "q"), "{name}: {left}");
+    }
+    assert_eq!(b.json(&["snapshot", "list", "--json", "m/in/q"])["snapshots"].as_array().unwrap().len(), 2);
+    same(b.path("m/p/.snapshots/two"), b.path("m/in/q"));
+}
+
+/// Who is told that a receive was interrupted, and throws it away, would take it from the one that goes on.
+#[test]
+fn a_receive_beside_the_same_one_says_that_it_runs() {
+    let b = mounted!();
+    let whole = sent(&b);
+    let mut first = b.command(&["receive", "m/in", "q"]);
+    let mut first = first.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stream = first.stdin.take().unwrap();
+    stream.write_all(&whole[..whole.len() / 2]).unwrap();
+    let waiting = Instant::now();
+    // With its tree in it, it has the lock or gets it soon.
+    while b.sh("ls -d m/in/.pando-receive-*/q 2> /dev/null || true").is_empty() {
+        assert!(waiting.elapsed() < Duration::from_secs(60), "nothing was begun");
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    refused(&b, &["m/in", "q"], &whole, "another process is receiving this");
+    stream.write_all(&whole[whole.len() / 2..]).unwrap();
+    drop(stream);
+    let out = first.wait_with_output().unwrap();
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    same(b.path("m/p/.snapshots/one"), b.path("m/in/q"));
+    assert_eq!(b.sh("ls -A m/in").trim(), "q");
+}

@@ -118,7 +118,11 @@ fn abort(args: &Args, token: &str, path: Option<&Path>, to_image: Option<&ImageP
     let above = path.and_then(Path::parent).unwrap_or(Path::new(""));
     let name = path.and_then(Path::file_name).unwrap_or(OsStr::new("."));
     let clean = |ground: &mut dyn Ground| match ground.is_begun()? {
-        true => ground.lock().and_then(|()| ground.clean()),
+        true => {
+            ground.lock()?;
+            ground.clean()?;
+            ground.sync()
+        }
         false => bail!("nothing with the token {token} was begun here"),
     };
     match to_image {
@@ -225,7 +229,9 @@ impl Work<'_> {
             }
             // Until then it can be gone on with.
             ground.sync()?;
-            ground.clean()
+            ground.clean()?;
+            // What was needed for that does not come back after a crash.
+            ground.sync()
         };
         // The whole stream was received. If the tree cannot be put at its place, a later call can continue from here.
         end().map_err(|error| self.can_go_on(ground, error))
@@ -311,11 +317,15 @@ impl Work<'_> {
         let mut note = Note { version: 1, stream: stream.clone(), ..Note::default() };
         let begun = ground.is_begun()?;
         match (&self.args.resume, begun) {
-            (None, true) => bail!(
-                "an interrupted receive of this stream is there: go on with --resume {0}, or throw it away with \
-                 --abort {0}",
-                self.token
-            ),
+            (None, true) => {
+                // It may not be interrupted at all, which the lock tells.
+                ground.lock()?;
+                bail!(
+                    "an interrupted receive of this stream is there: go on with --resume {0}, or throw it away with \
+                     --abort {0}",
+                    self.token
+                )
+            }
             (Some(token), false) => bail!("nothing with the token {token} was begun here"),
             (Some(_), true) => {
                 ground.lock()?;

@@ -19,6 +19,8 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -46,6 +48,9 @@ pub const NEW_NOTE: &str = ".pando-note-new";
 /// Most bytes of it that are read: it has the path of a file in hexadecimal digits.
 const MAX_NOTE_BYTES: u64 = 1 << 20;
 
+/// How long a receive waits for the lock of what it has just made.
+const WAIT_FOR_OWN_LOCK: Duration = Duration::from_secs(2);
+
 /// What is around a received tree.
 pub trait Ground {
     /// The place of the tree, for messages.
@@ -56,7 +61,7 @@ pub trait Ground {
     fn snapshots(&self) -> Result<Vec<SnapshotInfo>>;
     /// Whether something was begun.
     fn is_begun(&self) -> Result<bool>;
-    /// Makes the place where the tree is made, with an empty tree or one that is a clone of a snapshot.
+    /// Makes the place where the tree is made, with an empty tree or one that is a clone of a snapshot, and locks it.
     fn begin(&mut self, base: Option<&SnapshotInfo>) -> Result<()>;
     /// Keeps other processes from continuing the same stream.
     fn lock(&mut self) -> Result<()>;
@@ -184,8 +189,21 @@ impl Ground for Mounted {
     }
 
     fn begin(&mut self, base: Option<&SnapshotInfo>) -> Result<()> {
-        fs::DirBuilder::new().mode(0o700).create(&self.begun).with_context(|| self.begun())?;
+        match fs::DirBuilder::new().mode(0o700).create(&self.begun) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+                bail!("{}: another process has just begun to receive this", self.begun())
+            }
+            made => made.with_context(|| self.begun())?,
+        }
         self.enter()?;
+        // Another process may look at this moment whether the lock is held: that takes it for an instant.
+        let asked = Instant::now();
+        while let Err(held) = self.lock() {
+            if asked.elapsed() > WAIT_FOR_OWN_LOCK {
+                return Err(held);
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
         let filled = self.fill(base);
         if filled.is_err() {
             let _ = self.clean();

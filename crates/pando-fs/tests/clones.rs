@@ -584,7 +584,7 @@ fn what_is_excluded_is_not_in_the_clone() {
 /// Its attributes may not be older than what is in it, nor others than its record counts.
 #[test]
 fn a_clone_of_a_directory_has_the_attributes_of_the_moment_of_its_contents() {
-    const ROUNDS: u64 = 6_000;
+    const ROUNDS: u64 = 2_000;
     let w = World::new();
     w.mkdir("/s");
     w.mkdir("/c");

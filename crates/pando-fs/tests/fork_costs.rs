@@ -152,7 +152,7 @@ fn a_merge_costs_what_differs() {
 #[test]
 fn a_merge_of_everything_is_right_and_all_or_nothing() {
     let _turn = beside_others();
-    let files = if std::env::var_os("PANDO_FULL").is_some() { 70_000 } else { 20_000 };
+    let files = if std::env::var_os("PANDO_FULL").is_some() { 70_000 } else { 12_000 };
     let (w, device) = tree(files);
     w.fork("/s", "/f");
     for i in 0..files {
@@ -271,7 +271,7 @@ const BYTES_BESIDE: usize = 48 << 20;
 #[test]
 fn a_merge_of_any_size_is_right_and_takes_memory_by_its_changes() {
     let _alone = alone();
-    let files: u64 = if std::env::var_os("PANDO_FULL").is_some() { 1_000_000 } else { 200_000 };
+    let files: u64 = if std::env::var_os("PANDO_FULL").is_some() { 1_000_000 } else { 100_000 };
     let dir = std::env::temp_dir().join(format!("pando-fork-costs-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let image = dir.join("image");

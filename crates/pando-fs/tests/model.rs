@@ -842,5 +842,5 @@ fn run(seed: u64, steps: usize) {
 
 #[test]
 fn random_calls_do_what_a_plain_tree_does() {
-    random_runs(16, 2000, run);
+    random_runs(8, 2000, run);
 }

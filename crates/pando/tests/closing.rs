@@ -166,7 +166,7 @@ fn what_is_no_image_is_not_damaged() {
     b.ok(&["mkfs", "--size", "64M", "a.img"]);
     b.ok(&["check", "a.img"]);
     // What was an image is damaged.
-    b.sh("printf x | dd of=a.img bs=1 seek=100 conv=notrunc status=none; printf x | dd of=a.img bs=1 seek=4196 conv=notrunc status=none");
+    b.sh("for at in 100 4196; do printf damage | dd of=a.img bs=1 seek=$at conv=notrunc status=none; done");
     b.fails(&["check", "a.img"], 3, "1 error");
 }
 

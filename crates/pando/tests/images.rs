@@ -320,7 +320,7 @@ fn backup_and_restore_make_the_same_tree() {
     b.fails(&["restore", "--size", "64M", "a.backup", "c.img"], 1, "--force");
     b.ok(&["restore", "--force", "a.backup", "c.img"]);
     // What is no backup, or not a whole one, leaves nothing behind.
-    b.sh("head -c 1000000 a.backup > cut; cp a.backup bent; printf x | dd of=bent bs=1 seek=500000 conv=notrunc status=none");
+    b.sh("head -c 1000000 a.backup > cut; cp a.backup bent; printf damage | dd of=bent bs=1 seek=500000 conv=notrunc status=none");
     b.fails(&["restore", "--size", "64M", "cut", "d.img"], 1, "ends in the middle");
     b.fails(&["restore", "--size", "64M", "bent", "d.img"], 1, "checksum");
     b.fails(&["restore", "--size", "64M", "t/src/f1", "d.img"], 1, "backup");

@@ -148,27 +148,42 @@ fn acknowledged_is_there(b: Bench, options: &str) {
     b.ok(&["check", "a.img"]);
 }
 
-/// The kernel sends no fsync behind a copy.
-#[test]
-fn a_copy_into_a_file_that_was_opened_to_sync_is_durable() {
+/// An image and a directory to mount it at, if there is FUSE.
+fn bench() -> Option<Bench> {
     if !crate::common::have_fuse() {
-        return;
+        return None;
     }
     let b = Bench::new();
     fs::create_dir(b.path("m")).unwrap();
     b.ok(&["mkfs", "--size", "64M", "a.img"]);
-    // Nothing becomes durable by itself before the daemon ends.
+    Some(b)
+}
+
+/// Mounts so that nothing becomes durable by itself before the daemon ends.
+fn mount_to_be_killed(b: &Bench) {
     b.ok(&["mount", "-o", "commit=60", "--log-file", "log", "a.img", "m"]);
+}
+
+/// Kills the daemon, closes `open`, and mounts what is durable.
+fn kill_and_mount(b: &Bench, open: File) {
+    b.sh(&format!("kill -9 {}", b.daemon()));
+    drop(open);
+    b.run(&["umount", "m"]); // which fails, or says that the daemon was dead
+    b.mount();
+}
+
+/// The kernel sends no fsync behind a copy.
+#[test]
+fn a_copy_into_a_file_that_was_opened_to_sync_is_durable() {
+    let Some(b) = bench() else { return };
+    mount_to_be_killed(&b);
     b.sh("echo content > m/from; echo 'old and long' > m/f");
     b.ok(&["sync", "m"]);
     let open = |flags| OpenOptions::new().write(true).custom_flags(flags).open(b.path("m/f")).unwrap();
     let from = File::open(b.path("m/from")).unwrap();
     let copied = rustix::fs::copy_file_range(&from, None, open(O_DSYNC), Some(&mut 4), 7).unwrap();
     assert_eq!(copied, 7);
-    b.sh(&format!("kill -9 {}", b.daemon()));
-    drop(from);
-    b.run(&["umount", "m"]); // which fails, or says that the daemon was dead
-    b.mount();
+    kill_and_mount(&b, from);
     assert_eq!(b.sh("cat m/f"), "old contentg\n");
     b.umount();
 }
@@ -177,12 +192,7 @@ fn a_copy_into_a_file_that_was_opened_to_sync_is_durable() {
 /// request alone lets the daemon do so.
 #[test]
 fn data_that_only_the_kernel_has_is_durable_behind_a_sync() {
-    if !crate::common::have_fuse() {
-        return;
-    }
-    let b = Bench::new();
-    fs::create_dir(b.path("m")).unwrap();
-    b.ok(&["mkfs", "--size", "64M", "a.img"]);
+    let Some(b) = bench() else { return };
     let asked: [(&str, &dyn Fn()); 2] = [
         ("command", &|| drop(b.ok(&["sync", "m"]))),
         ("request", &|| {
@@ -191,16 +201,12 @@ fn data_that_only_the_kernel_has_is_durable_behind_a_sync() {
         }),
     ];
     for (name, sync) in asked {
-        // Nothing becomes durable by itself before the daemon ends.
-        b.ok(&["mount", "-o", "commit=60", "--log-file", "log", "a.img", "m"]);
+        mount_to_be_killed(&b);
         let file = File::create(b.path(&format!("m/{name}"))).unwrap();
         let written: Vec<u8> = (0..30_000u32).map(|at| (at % 251) as u8 | 1).collect();
         file.write_all_at(&written, 0).unwrap();
         sync();
-        b.sh(&format!("kill -9 {}", b.daemon()));
-        drop(file);
-        b.run(&["umount", "m"]); // which fails, or says that the daemon was dead
-        b.mount();
+        kill_and_mount(&b, file);
         let there = fs::read(b.path(&format!("m/{name}"))).unwrap_or_default();
         assert!(there == written, "{name}: {} of {} bytes are there", there.len(), written.len());
         b.umount();

@@ -103,8 +103,7 @@ impl StoredPolicy {
 /// The oldest of the automatic snapshots that is neither kept nor `gone`, if it is not the newest of them as well.
 fn oldest(now: Time, snapshots: &[SnapshotInfo], gone: &[u32]) -> Option<u32> {
     let is_left = |s: &&SnapshotInfo| s.automatic && !s.keep && !gone.contains(&s.number);
-    let left: Vec<SnapshotInfo> = snapshots.iter().filter(is_left).cloned().collect();
-    match newest_first(now, &left)[..] {
+    match newest_first(now, snapshots.iter().filter(is_left))[..] {
         [.., _, (_, oldest)] => Some(oldest),
         _ => None,
     }

@@ -46,8 +46,11 @@ impl Time {
 ///
 /// A clock that was ahead has made snapshots of the future. They count as no newer than the next one that was made when
 /// the clock was right: else they would be the newest until their time comes, and each new one would go at once.
-pub(crate) fn newest_first(now: Time, snapshots: &[SnapshotInfo]) -> Vec<(Time, u32)> {
-    let mut by_number: Vec<(Time, u32)> = snapshots.iter().map(|s| (s.created, s.number)).collect();
+pub(crate) fn newest_first<'a>(
+    now: Time,
+    snapshots: impl IntoIterator<Item = &'a SnapshotInfo>,
+) -> Vec<(Time, u32)> {
+    let mut by_number: Vec<(Time, u32)> = snapshots.into_iter().map(|s| (s.created, s.number)).collect();
     by_number.sort_unstable_by_key(|(_, number)| std::cmp::Reverse(*number));
     let mut next = now;
     for (created, _) in &mut by_number {

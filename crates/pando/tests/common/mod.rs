@@ -187,13 +187,13 @@ impl Bench {
         serde_json::from_str(&self.ok(args)).unwrap()
     }
 
-    /// A small tree with a bit of everything in `name`.
+    /// A small tree with a bit of everything in `name`. Its large file is noise without an X, which tests put there.
     pub fn tree(&self, name: &str) -> PathBuf {
         let dir = self.path(name);
         self.sh(&format!(
             "mkdir -p {name}/src/deep/deeper {name}/empty
              for i in $(seq 60); do echo \"file $i\" > {name}/src/f$i; done
-             head -c 3000000 /dev/urandom > {name}/src/deep/large
+             head -c 3000000 /dev/urandom | tr X x > {name}/src/deep/large
              truncate -s 5M {name}/src/sparse; printf x | dd of={name}/src/sparse bs=1 seek=3000000 conv=notrunc status=none
              ln -s src/f1 {name}/link; ln -s /nowhere {name}/dangling
              mkfifo {name}/fifo

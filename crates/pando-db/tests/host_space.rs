@@ -1,8 +1,9 @@
-//! What the host of a sparse image can hold: after the store has grown, and for a copy of the image with holes.
+//! What the host of a sparse image can hold: after the store has grown, when the host has space again, and for a
+//! copy of the image with holes.
 
 #![allow(clippy::unwrap_used)]
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use pando_db::{
     CreateOptions, Db, Error, Options,
@@ -53,6 +54,26 @@ fn a_store_that_was_grown_beyond_its_host_takes_what_it_takes_after_an_opening()
     let (now, later) = (taken(false), taken(true));
     assert!(later > 100, "{later} values of 64 KiB on a host of 24 MiB");
     assert!(now * 10 >= later * 9, "{now} values before, {later} after an opening");
+}
+
+/// Once the host has refused to back bytes, only those that it has promised count as free: a write that finds too few
+/// of them asks the host again.
+#[test]
+fn a_store_goes_on_when_its_host_has_space_again() {
+    for background in [false, true] {
+        let device = created(256 << 20);
+        let options = Options::default().background(background);
+        let db = Db::open(device.clone() as Arc<dyn Device>, options).unwrap();
+        device.set_space_limit(Some(device.space_used() + (16 << 20)));
+        let taken = fill(&db);
+        device.set_space_limit(None);
+        // It is asked at most once a second.
+        std::thread::sleep(Duration::from_millis(1500));
+        let more =
+            (0..taken).take_while(|i| db.put(format!("more/{i}"), noise(*i, 64 << 10)).is_ok()).count();
+        assert_eq!(more as u64, taken, "values on a host without bound, after {taken} on a full one");
+        db.close().unwrap();
+    }
 }
 
 /// A copy that leaves out what is zero, as cp(1) makes it, has no log on the host.

@@ -1,11 +1,11 @@
 //! Background work: a thread is started when there is work, and ends when there is none.
 //!
-//! Any module puts work into the queues of `counting` and `ledger`. The thread calls the functions that were
-//! registered when the file system was opened ([`crate::volume::Workers`]), so that this module need not know them.
+//! Any module puts work into the queues of `counting`, `ledger` and `removals`. The thread calls the functions that
+//! were registered when the file system was opened ([`crate::volume::Workers`]): this module need not know them.
 
 use std::time::Duration;
 
-use crate::volume::Fs;
+use crate::{removals::Unremoved, volume::Fs};
 
 /// Time from the first reason for background work until it begins: more work may come, and foreground calls go first.
 pub(crate) const BEGIN_AFTER: Duration = Duration::from_millis(200);
@@ -31,6 +31,18 @@ impl Fs {
             let work = move || (workers.count_trees)(weak);
             if std::thread::Builder::new().name("pando-quota".into()).spawn(work).is_err() {
                 self.ledger.ended();
+            }
+        }
+    }
+    /// Has the background thread remove what could not be removed now.
+    pub(crate) fn remove_later(&self, what: Unremoved) {
+        self.removals.add(what);
+        let Some(workers) = self.workers.filter(|_| !self.read_only) else { return };
+        if self.removals.start() {
+            let weak = self.downgrade();
+            let work = move || (workers.remove)(weak);
+            if std::thread::Builder::new().name("pando-removals".into()).spawn(work).is_err() {
+                self.removals.ended();
             }
         }
     }

@@ -119,6 +119,7 @@ mod quota;
 mod readahead;
 mod record;
 mod recursive;
+mod removals;
 mod rename;
 mod rights;
 mod scanned;

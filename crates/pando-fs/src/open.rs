@@ -9,7 +9,7 @@ use std::sync::{
 };
 
 use bytes::Bytes;
-use pando_db::{CreateOptions, Db, Options, device::Medium};
+use pando_db::{Batch, CreateOptions, Db, Options, device::Medium};
 use parking_lot::Mutex;
 
 use crate::{
@@ -29,12 +29,14 @@ use crate::{
     lineage::Lineages,
     merge::FsMerge,
     mount_points::MountPoints,
+    orphan::removal_of,
     path::{self, system},
     path_cache::PathCache,
     plan_memory::PlanMemory,
     position::Positions,
     readahead::Readahead,
     record::{Record, get_time},
+    removals::{Removals, Unremoved},
     stats::Recorder,
     types::{FileKind, FormatOptions, MountOptions, ROOT, Time},
     volume::{Fs, Inner, Workers},
@@ -48,8 +50,11 @@ const MAX_WRITTEN_BYTES: u64 = 64 << 20;
 /// Share (1/n) of the cache that maps of files with holes may take besides it.
 const MAPS_SHARE: u64 = 32;
 
-const WORKERS: Workers =
-    Workers { count_names: Fs::count_names_in_background, count_trees: Fs::count_trees_in_background };
+const WORKERS: Workers = Workers {
+    count_names: Fs::count_names_in_background,
+    count_trees: Fs::count_trees_in_background,
+    remove: Fs::remove_in_background,
+};
 
 impl Fs {
     /// Makes an empty file system in a new file at a path, or on a device, overwriting what is there; see
@@ -67,7 +72,7 @@ impl Fs {
         let mut root = Record::new(FileKind::Directory, (o.root_mode & 0o7777) as u16, ROOT, Time::now());
         root.uid = o.root_uid;
         root.gid = o.root_gid;
-        let mut batch = pando_db::Batch::new();
+        let mut batch = Batch::new();
         batch.put(path::meta(b""), root.encode());
         batch.put(system::counter(counter::FILE_NUMBERS), counter::encode(ROOT + 1));
         batch.put(system::format(), encode_format(&o.label, FEATURE_MAPS_AND_LINEAGES));
@@ -118,11 +123,12 @@ impl Fs {
         if root.kind != FileKind::Directory || root.fileno != ROOT {
             return Err(damaged("the root is not a directory"));
         }
-        if !o.read_only && db.prefix(&system::orphans()).next().transpose()?.is_some() {
-            db.delete_prefix(system::orphans())?;
+        let mut unremoved = Vec::new();
+        if !o.read_only {
+            Self::drop_orphans(&db, &mut unremoved)?;
         }
         if !o.read_only && features & FEATURE_WORKS != 0 {
-            Self::drop_works(&db)?;
+            Self::drop_works(&db, &mut unremoved)?;
         }
         if !o.read_only && features & FEATURE_MAPS_AND_LINEAGES == 0 {
             features |= FEATURE_MAPS_AND_LINEAGES;
@@ -139,12 +145,13 @@ impl Fs {
             if o.background { o.readahead_bytes.min(db.max_readahead_bytes() / 2) } else { 0 };
         let readahead = Readahead::new(readahead_bytes);
         let (window, budget) = readahead.bounds();
+        let removals = Arc::<Removals>::default();
         let inner = Inner {
             file_runs: Arc::new(FileRuns::new(window, budget / 2)),
             read_only: o.read_only,
             changes_suspended: AtomicBool::new(o.changes_suspended),
             atime: o.atime,
-            lineages: Lineages::open(&db, table.clone(), o.read_only)?,
+            lineages: Lineages::open(&db, (table.clone(), removals.clone()), o.read_only)?,
             table,
             files: Handles::default(),
             dirs: Handles::default(),
@@ -179,6 +186,7 @@ impl Fs {
             readahead,
             counting: Arc::default(),
             late_calls: LateCalls::default(),
+            removals,
             ledger: Ledger::default(),
             mount_points: MountPoints::default(),
             plan_memory: PlanMemory::new(o.merge_plan_bytes),
@@ -198,21 +206,49 @@ impl Fs {
             fs.count_names_soon();
         }
         fs.strip_soon();
+        unremoved.into_iter().for_each(|what| fs.remove_later(what));
         Ok(fs)
     }
 
-    /// Removes what merges that a crash has ended were working in.
-    fn drop_works(db: &Db) -> Result<()> {
+    /// Removes the orphans that a crash has left, or adds them to those that a full store could not remove: it can be
+    /// opened all the same.
+    fn drop_orphans(db: &Db, unremoved: &mut Vec<Unremoved>) -> Result<()> {
+        let all = system::orphans();
+        let mut found = db.prefix(&all).next().transpose()?;
+        if found.is_none() {
+            return Ok(());
+        }
+        let mut batch = Batch::new();
+        batch.releases().delete_prefix(all.clone());
+        match db.write(batch) {
+            Err(pando_db::Error::NoSpace) => {}
+            written => return Ok(written?),
+        }
+        let behind = path::behind(&all);
+        // A key without a number, which only a damaged store has, and those behind it stay until the next mount.
+        while let Some(ino) = found.and_then(|(key, _)| system::orphan_number(&key)) {
+            unremoved.push(Unremoved::Orphan(ino));
+            let Some(next) = path::behind(&system::orphan(ino)) else { break };
+            found = db.range(&next, behind.as_deref()).next().transpose()?;
+        }
+        Ok(())
+    }
+
+    /// Removes what merges that a crash has ended were working in, or adds it to what a full store could not remove.
+    fn drop_works(db: &Db, unremoved: &mut Vec<Unremoved>) -> Result<()> {
         let damaged = || Error::Damaged { what: "merges".into(), detail: "impossible key" };
-        let mut batch = pando_db::Batch::new();
         let mut pairs = db.prefix(&system::works());
+        let mut works = Vec::new();
         while let Some((key, _)) = pairs.next_ref()? {
             let number = system::work_number(key).filter(|n| (1..path::SNAPSHOTS_END).contains(n));
-            batch.delete_prefix(path::volume(number.ok_or_else(damaged)?)).delete(key.to_vec());
+            works.push(Unremoved::Work(number.ok_or_else(damaged)?));
         }
         drop(pairs);
-        if !batch.is_empty() {
-            db.write(batch)?;
+        for work in works {
+            match db.write(removal_of(work)) {
+                Err(pando_db::Error::NoSpace) => unremoved.push(work),
+                written => written?,
+            }
         }
         Ok(())
     }
@@ -220,7 +256,7 @@ impl Fs {
     /// Notes that what a version without [`FEATURE_MAPS_AND_LINEAGES`] has written is from it.
     fn upgrade(db: &Db, label: &str, features: u64) -> Result<()> {
         let lineages = counter::decode("counter of lineages", db.get(&system::counter(counter::LINEAGE))?)?;
-        let mut batch = pando_db::Batch::new();
+        let mut batch = Batch::new();
         let untracked = counter::encode(lineages.unwrap_or(1));
         // A full image must open too, to be emptied.
         counter::put_on_full(&mut batch, system::counter(counter::UNTRACKED), untracked);
@@ -235,12 +271,15 @@ impl Fs {
         self.readahead.stop();
         self.counting.stop();
         self.ledger.stop();
+        self.removals.stop();
         if self.changes_suspended.load(Ordering::Relaxed) {
             // Nothing was changed, so the image stays as it is; the engine ends with its last handle.
             return Ok(());
         }
         if !self.read_only {
             self.late_calls.end().iter().for_each(|inode| self.let_go(inode));
+            // What still cannot be removed waits for the next mount.
+            let _left = self.remove_waiting();
             self.positions.store(&self.db);
         }
         Ok(self.db.close()?)

@@ -2,9 +2,14 @@
 //!
 //! The batch that removes the last name of an open file moves its record and data to an area of the system region,
 //! under its inode number. Calls on the open file work there as before. The last release removes the file, or the
-//! next mount after a crash.
+//! next mount after a crash. What the last release cannot remove waits in `removals`, and a thread of this module tries
+//! again.
 
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    sync::Weak,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use pando_db::Batch;
@@ -16,12 +21,18 @@ use crate::{
     lock,
     merge::Change,
     path::{self, system},
+    removals::Unremoved,
     types::{FileKind, Time},
-    volume::Fs,
+    volume::{Fs, Inner},
 };
 
 /// Share of a store (1/n) that has to be free for files to be kept for late calls.
 const PLENTY_FRACTION: u64 = 16;
+/// Time between two looks at whether there is more space for what could not be removed.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Most time between two attempts to remove it, though there is no more space: what is free below the reserve is not
+/// seen.
+const ATTEMPT_EVERY: Duration = Duration::from_secs(8);
 
 /// What happens to an inode when a name of it is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,8 +119,52 @@ impl Fs {
             // Its name was deleted before, and this is not tried again.
             batch.releases().delete(system::orphan_meta(inode.ino));
             Self::drop_data(&mut batch, &system::orphan_data(inode.ino), &record);
-            // There is no caller to tell; the next mount removes what this could not.
-            let _ = self.db.write(batch);
+            self.write_or_later(batch, Unremoved::Orphan(inode.ino));
+        }
+    }
+
+    /// Removes by this batch what has no name any more, or has it removed later: there is no caller to tell.
+    fn write_or_later(&self, batch: Batch, what: Unremoved) {
+        match self.db.write(batch) {
+            // Nothing is written any more; the next mount removes it.
+            Ok(()) | Err(pando_db::Error::Stopped { .. }) => {}
+            Err(_) => self.remove_later(what),
+        }
+    }
+
+    /// Removes something, or has it removed later.
+    pub(crate) fn remove_now_or_later(&self, what: Unremoved) {
+        self.write_or_later(removal_of(what), what);
+    }
+
+    /// Removes what waits for it, until something cannot be removed. No call has any of that: an orphan with no handle
+    /// can neither be opened nor linked, and its number is given to nothing else as long as it waits.
+    pub(crate) fn remove_waiting(&self) -> Result<()> {
+        while let Some(what) = self.removals.first() {
+            self.db.write(removal_of(what))?;
+            self.removals.removed();
+        }
+        Ok(())
+    }
+
+    /// The work of the background thread that removes.
+    pub(crate) fn remove_in_background(weak: Weak<Inner>) {
+        let Some(removals) = Fs::upgraded(&weak).map(|fs| fs.removals.clone()) else { return };
+        let (mut seen, mut next, mut pause) = (0, Instant::now(), LOOK_EVERY);
+        while removals.goes_on_after(LOOK_EVERY) {
+            let Some(fs) = Fs::upgraded(&weak) else { return };
+            // Until the first change nothing is written; and an attempt in vain may cost a few checkpoints.
+            if fs.is_read_only() || fs.db.space().0 <= seen && Instant::now() < next {
+                continue;
+            }
+            match fs.remove_waiting() {
+                Ok(()) => (seen, pause) = (0, LOOK_EVERY),
+                Err(Error::Engine(pando_db::Error::Stopped { .. })) => return removals.ended(),
+                Err(_) => {
+                    pause = (2 * pause).min(ATTEMPT_EVERY);
+                    (seen, next) = (fs.db.space().0, Instant::now() + pause);
+                }
+            }
         }
     }
 
@@ -146,6 +201,18 @@ impl Fs {
             open.filter(|inode| seen.insert(inode.ino)).collect()
         })
     }
+}
+
+/// What removes something that waits. Its name was deleted before.
+pub(crate) fn removal_of(what: Unremoved) -> Batch {
+    let mut batch = Batch::new();
+    match what {
+        Unremoved::Orphan(ino) => batch.releases().delete_prefix(system::orphan(ino)),
+        Unremoved::Work(number) => {
+            batch.releases().delete_prefix(path::volume(number)).delete(system::work(number))
+        }
+    };
+    batch
 }
 
 /// The path under which the keys of `inode` lie if that is below the directory `top`.

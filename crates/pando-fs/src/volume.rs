@@ -33,6 +33,7 @@ use crate::{
     plan_memory::PlanMemory,
     position::Positions,
     readahead::Readahead,
+    removals::Removals,
     stats::{FsStats, Recorder},
     types::{AtimePolicy, Caller, CloneReport, Ino, StatFs, Time},
 };
@@ -81,6 +82,7 @@ pub struct Inner {
     pub(crate) nameless_bytes: u64,
     pub(crate) counting: Arc<Counting>,
     pub(crate) late_calls: LateCalls,
+    pub(crate) removals: Arc<Removals>,
     pub(crate) ledger: Ledger,
     pub(crate) mount_points: MountPoints,
     pub(crate) plan_memory: PlanMemory,
@@ -105,6 +107,8 @@ pub(crate) struct Workers {
     pub count_names: fn(Weak<Inner>),
     /// Counts trees with stale accounts until [`Ledger::goes_on`] says that nothing is left.
     pub count_trees: fn(Weak<Inner>),
+    /// Removes what waits in [`Inner::removals`] until nothing is left.
+    pub remove: fn(Weak<Inner>),
 }
 
 impl std::ops::Deref for Fs {

@@ -18,6 +18,7 @@ mod files;
 mod forks;
 mod full_deletes;
 mod full_disk;
+mod full_orphans;
 mod gaps;
 mod hostile;
 mod large_merges;

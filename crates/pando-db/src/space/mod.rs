@@ -292,6 +292,12 @@ impl Space {
         self.free_now.load(Relaxed)
     }
 
+    /// Whether the device has refused to back bytes, and was not found to do so since: [`Space::free_bytes`] leaves out
+    /// what it might give by now.
+    pub fn is_refused(&self) -> bool {
+        self.state().refused.is_some()
+    }
+
     /// Where it ends: the size of the store, which the device may exceed.
     pub fn end(&self) -> u64 {
         self.end_now.load(Relaxed)

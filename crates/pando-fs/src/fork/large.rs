@@ -26,6 +26,7 @@ use crate::{
     inode::InodeRef,
     path::{self, system},
     record::Record,
+    removals::Unremoved,
     types::CloneReport,
     volume::Fs,
 };
@@ -98,13 +99,11 @@ impl Fs {
         Err(Error::MergeDisturbed(into.label()))
     }
 
-    /// Removes what is left of a merge that was not made. What this cannot remove, the next opening does.
+    /// Removes what is left of a merge that was not made; what this cannot remove is removed later.
     fn drop_beside(&self, works: Works) {
-        let mut batch = Batch::new();
         for number in [works.work, works.next] {
-            batch.delete_prefix(path::volume(number)).delete(system::work(number));
+            self.remove_now_or_later(Unremoved::Work(number));
         }
-        let _left = self.db.write(batch);
     }
 
     /// Makes the copies, while both trees are held.

@@ -1,13 +1,13 @@
 //! Finds the lineages in use, by marking them in a scan of the store, when all numbers have been given out.
 //!
 //! One scan of all records in key order, in one state of the store, and a point query for each directory; 2 MiB of
-//! memory. A lineage is in use if the root of a clone has it, if a pin names it on either side, valid or not, or if
-//! an inode in memory has it. All others are free, and their rows in the table are removed first. The longest run of
-//! free numbers is given out next, also after remounts. Calls that need a new number wait for the scan; others do
-//! not.
+//! memory. A lineage is in use if the root of a clone has it, if a pin names it on either side, valid or not, or if an
+//! inode in memory has it, or an orphan that waits to be removed. All others are free, and their rows in the table are
+//! removed first. The longest run of free numbers is given out next, also after remounts. Calls that need a new number
+//! wait for the scan; others do not.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     ops::Range,
 };
 
@@ -16,7 +16,6 @@ use pando_db::{Batch, Db, Snapshot};
 use crate::{
     counter,
     error::{Error, Result},
-    inode::Table,
     key_text::describe_key,
     lineage::number::{LINEAGES, decode_row, lineage_of},
     path::{self, system},
@@ -63,10 +62,16 @@ pub(crate) struct Free {
 /// Lineages by the pair (lineage around it, clone id), as far as they are not stored.
 type Unsaved = HashMap<(u32, u64), u32>;
 
-/// Finds the numbers that neither the store nor an inode in memory uses, and removes what the table says of them.
-pub(crate) fn free_numbers(db: &Db, table: &Table, unsaved: &Unsaved, read_only: bool) -> Result<Free> {
+/// Finds the numbers that neither the store nor something without a place (`not_free`) uses, and removes what the table
+/// says of them.
+pub(crate) fn free_numbers(
+    db: &Db,
+    not_free: impl Fn() -> HashSet<u32>,
+    unsaved: &Unsaved,
+    read_only: bool,
+) -> Result<Free> {
     let mut used = in_store(db, unsaved)?;
-    for lineage in table.lineages() {
+    for lineage in not_free() {
         used.add(lineage);
     }
     if !read_only {

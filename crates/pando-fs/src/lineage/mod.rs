@@ -14,19 +14,20 @@
 //! old lineage. Guarantee: a (lineage, clone id) pair is never in two records, as ids are
 //! fresh wherever one is given.
 //!
-//! **Lineages are given back** when the root of a clone goes, if nothing else can have a number of it: it is
-//! not *tainted*. A lineage is tainted, by a key of its own, when one of its numbers lives on outside (a file
-//! or directory was moved out of it), and when a file was moved into it (a clone may hold a copy of the pin that
-//! names it). A number waits until no inode of the lineage is in memory: the kernel and open handles know
-//! them by these numbers. What is lost so (tainted lineages, clones inside of removed ones, those that waited when the
-//! mount ended) are found by marking what is in use, when all numbers have been given out (`mark`).
+//! **Lineages are given back** when the root of a clone goes, if nothing else can have a number of it: it is not
+//! *tainted*. A lineage is tainted, by a key of its own, when one of its numbers lives on outside (a file or directory
+//! was moved out of it), and when a file was moved into it (a clone may hold a copy of the pin that names it). A number
+//! waits until no inode of the lineage is in memory: the kernel and open handles know them by these numbers; nor an
+//! orphan of it in the store, as one that waits to be removed. What is lost so (tainted lineages, clones inside of
+//! removed ones, those that waited when the mount ended) are found by marking what is in use, when all numbers have
+//! been given out (`mark`).
 
 mod mark;
 pub(crate) mod number;
 pub(crate) mod viewed;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -43,6 +44,7 @@ use crate::{
     },
     path::system,
     record::{Pin, Record},
+    removals::Removals,
     types::{FileKind, Ino},
 };
 
@@ -53,6 +55,7 @@ const WAITING_NUMBERS: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Lineages {
     table: Arc<Table>,
+    removals: Arc<Removals>,
     state: Mutex<Allocator>,
     /// Lineages below this one were given out by a version that recorded no taints.
     untracked: u32,
@@ -74,7 +77,11 @@ struct Allocator {
 
 impl Lineages {
     /// The table of an open store.
-    pub(crate) fn open(db: &Db, table: Arc<Table>, read_only: bool) -> Result<Self> {
+    pub(crate) fn open(
+        db: &Db,
+        (table, removals): (Arc<Table>, Arc<Removals>),
+        read_only: bool,
+    ) -> Result<Self> {
         let number = |what, which| {
             let lost = read_only.then_some(None);
             let n = counter::decode(what, counter::own_record(db, what, &system::counter(which), lost)?)?;
@@ -88,7 +95,7 @@ impl Lineages {
             waiting: Vec::new(),
         };
         let untracked = number("untracked lineages", counter::UNTRACKED)?.unwrap_or(0);
-        Ok(Self { table, state: Mutex::new(state), untracked, read_only })
+        Ok(Self { table, removals, state: Mutex::new(state), untracked, read_only })
     }
 
     /// Number of an entry with this record in a directory of lineage `around`, and the lineage
@@ -187,12 +194,20 @@ impl Lineages {
         Ok(state.next - 1)
     }
 
-    /// Makes those free that waited and that no inode in memory has.
+    /// Lineages of which something has a number that is in no directory: an inode in memory, or an orphan that waits
+    /// to be removed. It waits there before its inode goes from memory, so that is looked at last.
+    fn not_free(&self) -> HashSet<u32> {
+        let mut used = self.table.lineages();
+        used.extend(self.removals.orphans().into_iter().map(lineage_of));
+        used
+    }
+
+    /// Makes those free that waited and that nothing has.
     fn free_waiting(&self, state: &mut Allocator) {
         if state.waiting.is_empty() {
             return;
         }
-        let used = self.table.lineages();
+        let used = self.not_free();
         let (wait, free): (Vec<_>, Vec<_>) = state.waiting.drain(..).partition(|l| used.contains(l));
         state.waiting = wait;
         state.free.extend(free);
@@ -200,7 +215,7 @@ impl Lineages {
 
     /// Finds the unused numbers, which are given out next.
     fn mark(&self, db: &Db, state: &mut Allocator) -> Result<()> {
-        let Free { run, single } = free_numbers(db, &self.table, &state.unsaved, self.read_only)?;
+        let Free { run, single } = free_numbers(db, || self.not_free(), &state.unsaved, self.read_only)?;
         state.waiting.clear();
         state.free = single;
         (state.next, state.end) = (run.start, run.end);

@@ -58,6 +58,11 @@ pub(crate) fn orphan(ino: u64) -> Bytes {
     tagged(b'O', &ino.to_be_bytes())
 }
 
+/// The number in a key of [`orphan`].
+pub(crate) fn orphan_number(key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(key.get(KEY_HEAD_BYTES..)?.first_chunk().copied()?))
+}
+
 /// Metadata key of an orphan.
 pub(crate) fn orphan_meta(ino: u64) -> Bytes {
     [&orphan(ino)[..], &[META]].concat().into()

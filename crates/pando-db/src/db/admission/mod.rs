@@ -223,8 +223,12 @@ impl Engine {
             if free >= wanted && free < wanted + self.reserve() && space_effect != SpaceEffect::Releases {
                 wanted += self.waiting_at_root().0;
             }
+            if free < wanted {
+                // The host of a sparse image may have got space since it was full.
+                return Ok(self.space.is_refused() && self.space.ensure_backed(wanted)?);
+            }
             let better = (wanted + self.working_space()).min(free);
-            Ok(free >= wanted && (self.space.ensure_backed(better)? || self.space.ensure_backed(wanted)?))
+            Ok(self.space.ensure_backed(better)? || self.space.ensure_backed(wanted)?)
         };
         if enough()? {
             return Ok(None);

@@ -242,8 +242,8 @@ pub fn run(args: &Args) -> Result<()> {
             let made = place::retried(|| Ok(tool::make_snapshot(dir, new.clone())?));
             let (made, unstored) = made.with_context(|| about(dir))?;
             crate::cmd::warn_unstored(unstored, dir);
-            let names: String = made.iter().map(|info| format!("{}\n", info.name.display())).collect();
-            crate::cmd::print(&names)
+            let names = made.iter().map(|info| format!("{}\n", crate::cmd::field(&info.name, false)));
+            crate::cmd::print(&names.collect::<String>())
         }
         SnapshotCommand::List { dir, script, json, space } => list(dir, *script, *json, *space),
         SnapshotCommand::Delete { which, dry_run, json } => {

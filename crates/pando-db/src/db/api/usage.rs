@@ -6,8 +6,8 @@
 //!
 //! - If one group shows all that anybody shows, the whole node would be removed with it.
 //! - Otherwise those pages and references would be removed from it that nobody else shows: the node would be made
-//!   simple, or pruned (`dag/gc/prune.rs`). If several paths go on showing it, little of a leaf stays where it is, and so
-//!   do pages of an edge of which anything else is shown (`usage/taken.rs`, `usage/rewritten.rs`).
+//!   simple, or pruned (`dag/gc/prune.rs`). If several paths go on showing it, little of a leaf stays where it is, and
+//!   so do pages of an edge of which anything else is shown (`usage/taken.rs`, `usage/rewritten.rs`).
 //!
 //! What would be removed is *exclusive*; what the group shows and would stay is *shared*. What nobody shows any more
 //! goes by itself, and is nobody's. An extent of pages, which several nodes may use, is freed with the last of them

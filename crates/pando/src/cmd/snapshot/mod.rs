@@ -165,8 +165,8 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
 rollback of one above it. pando snapshot adopt gives them to a directory that is there. Only root may
 do this, where the root of the file system is mounted. REFERS and ALONE are the bytes that each refers
 to, and those that would come back if it alone were deleted, as pando du counts them (~ if a part is an
-estimate), or - if that cannot be told; USER is who made it. With -H these three are the last fields. It reads the records of
-all files, and Ctrl-C ends it.
+estimate), or - if that cannot be told; USER is who made it. With -H these three are the last fields. It
+reads the records of all files, and Ctrl-C ends it.
 With --delete all of them are deleted that are not kept. What is kept is left: adopt it, and release it.
 
 Examples: pando snapshot orphans /mnt/grove

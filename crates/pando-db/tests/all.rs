@@ -35,4 +35,5 @@ mod space_back;
 mod unreadable;
 mod updates;
 mod usage;
+mod usage_of_snapshots;
 mod usage_space;

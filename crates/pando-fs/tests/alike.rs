@@ -174,6 +174,16 @@ fn a_path_through_a_link_is_never_told_to_be_the_same() {
 /// Ten changes among thousands of snapshots: what is read does not grow with those that change nothing.
 #[test]
 fn snapshots_that_change_nothing_cost_no_reads() {
+    nothing_costs_no_reads(false);
+}
+
+/// Of a file with several names each snapshot was looked at by itself.
+#[test]
+fn snapshots_that_change_nothing_of_a_linked_file_cost_no_reads() {
+    nothing_costs_no_reads(true);
+}
+
+fn nothing_costs_no_reads(linked: bool) {
     let reads = Arc::new(AtomicU64::new(0));
     let count = reads.clone();
     let device = HookedDevice::new(Arc::new(MemDevice::new(1 << 30)), false, move |call| {
@@ -190,6 +200,9 @@ fn snapshots_that_change_nothing_cost_no_reads() {
     w.mkdir("/t/d");
     for i in 0..300 {
         w.put(&format!("/t/d/f{i}"), &[i as u8; 300]);
+    }
+    if linked {
+        w.link("/t/d/f7", "/t/also").unwrap();
     }
     let mut cost = Vec::new();
     let mut made = 0;

@@ -108,7 +108,13 @@ pub fn each_unless<T>(
 
 /// Prints a line on stderr. If that fails, the program continues, and the exit code stays what it is.
 pub fn tell_line(line: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", one_line(&line.to_string()));
+}
+
+/// A line that has nothing that a terminal would obey, whatever the names in it have: a question mark for each control
+/// character, as in listings.
+fn one_line(text: &str) -> String {
+    text.replace(char::is_control, "?")
 }
 
 /// [`tell_line()`] of a format and its arguments. Unlike `eprintln!` it does not end the program if stderr is closed.
@@ -167,6 +173,11 @@ mod tests {
         let text = io.to_string();
         let error = anyhow::Error::from(pando_db::Error::io("read", 7, io)).context("a.img");
         assert_eq!(message(&error), format!("a.img: read at byte 7: {text}"));
+    }
+
+    #[test]
+    fn a_terminal_obeys_no_name() {
+        assert_eq!(one_line("pando: a\n\tb\u{1b}[31m\u{9b}\\c\u{fc}"), "pando: a??b?[31m?\\c\u{fc}");
     }
 
     #[test]

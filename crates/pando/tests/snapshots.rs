@@ -155,6 +155,9 @@ fn what_is_left_of_a_directory_that_is_gone_comes_to_another() {
     other.args(["snapshot", "create", "m/d", "two\n9\t\u{1b}[31m"]).current_dir(b.path(""));
     assert!(other.uid(41_001).gid(41_001).output().unwrap().status.success());
     b.ok(&["snapshot", "create", "m/other", "stays"]);
+    assert_eq!(b.ok(&["snapshot", "create", "m/other", "a\n\u{1b}[31m\\"]), "a??[31m\\\n");
+    b.fails(&["snapshot", "delete", "m/other", "no\n\u{1b}[31m"], 1, "no??[31m");
+    b.ok(&["snapshot", "delete", "m/other", "a\n\u{1b}[31m\\"]);
     let second = "2\ttwo\\0129\\011\\033[31m";
     assert!(b.ok(&["snapshot", "list", "-H", "m/d"]).lines().any(|line| line.starts_with(second)));
     b.ok(&["rm", "-r", "m/d"]);

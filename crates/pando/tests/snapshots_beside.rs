@@ -322,7 +322,17 @@ fn a_dry_run_is_told_to_programs() {
     assert_eq!(words[..3], [deleted("n1"), deleted("n2"), deleted("n3")]);
     assert_eq!(words[3], ("n4".into(), "leave".into(), "kept".into()));
     assert!(lines[0]["alone"].as_u64().unwrap() < 1 << 20 && lines[0]["number"] == 1, "{told}");
-    assert!(lines[3]["alone"].is_null());
+    assert!(lines[3]["alone"].is_null() && lines[3]["estimated"].is_null());
+    // What is an estimate is a number of its own, and has a mark for people.
+    let would = b.ok(&["snapshot", "delete", "-n", "m/d", "1.."]);
+    for line in &lines[..3] {
+        let estimated = line["estimated"].as_u64().unwrap();
+        assert!(estimated <= line["alone"].as_u64().unwrap(), "{told}");
+        let said = format!("would delete {} {}: ~", line["number"], line["name"].as_str().unwrap());
+        assert_eq!(would.contains(&said), estimated > 0, "{would}\n{told}");
+    }
+    let estimated = told["together_estimated"].as_u64().unwrap();
+    assert_eq!(would.contains("together: ~"), estimated > 0, "{would}\n{told}");
     // Of one alone it is what it alone takes.
     let one = b.json(&["snapshot", "delete", "-n", "--json", "m/d", "n1"]);
     assert_eq!(one["together"], one["snapshots"][0]["alone"]);

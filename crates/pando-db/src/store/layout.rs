@@ -193,7 +193,7 @@ pub(crate) fn bytes_to_write(node: &Node, node_size: usize) -> usize {
 
 /// Whether a node that uses `used` bytes of an extent of pages, which are `raw` without compression, keeps it. If it
 /// uses less, these pages are copied when the node is written.
-pub(crate) fn is_worth_keeping(extent: &Extent, used: u64, raw: u64, node_size: usize) -> bool {
+fn is_worth_keeping(extent: &Extent, used: u64, raw: u64, node_size: usize) -> bool {
     used >= extent.len / KEPT_USE_FRACTION && raw as usize >= node_size / KEPT_RUN_FRACTION
 }
 
@@ -201,9 +201,23 @@ fn place_in(kept: &[Arc<Extent>], extent: &Arc<Extent>) -> Option<usize> {
     kept.iter().position(|k| k.id == extent.id)
 }
 
-/// The extents that `node` keeps because it uses a large part of each. A leaf must use that part in one run and in
-/// order, because leaves are scanned.
+/// The extents that `node` keeps because it uses a large part of each.
 fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
+    let pages = node.pages().map(|page| match &page.loc {
+        PageLoc::Foreign(extent, segment) => Some((extent, *segment, page.raw)),
+        _ => None,
+    });
+    kept_of(pages, node.height, node_size)
+}
+
+/// The extents that a node with such pages keeps because it uses a large part of each. A leaf must use that part in one
+/// run and in order, because leaves are scanned. Of each page where it lies, if it is placed in an extent, and how long
+/// it is without compression.
+pub(crate) fn kept_of<'a>(
+    pages: impl Iterator<Item = Option<(&'a Arc<Extent>, Segment, u32)>>,
+    height: u8,
+    node_size: usize,
+) -> Vec<Arc<Extent>> {
     struct UsedExtent<'a> {
         extent: &'a Arc<Extent>,
         used: u64,
@@ -214,15 +228,12 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
     }
     let mut runs: Vec<UsedExtent<'_>> = Vec::new();
     let mut last = None;
-    for page in node.pages() {
-        let PageLoc::Foreign(extent, Segment { offset, len, .. }) = &page.loc else {
+    for page in pages {
+        let Some((extent, Segment { offset, len, .. }, raw)) = page.filter(|(extent, ..)| extent.shared)
+        else {
             last = None;
             continue;
         };
-        if !extent.shared {
-            last = None;
-            continue;
-        }
         let at = match last {
             Some(at) if runs.get(at).is_some_and(|run: &UsedExtent<'_>| run.extent.id == extent.id) => at,
             _ => match runs.iter().position(|run| run.extent.id == extent.id) {
@@ -231,26 +242,25 @@ fn kept(node: &Node, node_size: usize) -> Vec<Arc<Extent>> {
                     again
                 }
                 None => {
-                    runs.push(UsedExtent { extent, used: 0, raw: 0, end: Some(*offset) });
+                    runs.push(UsedExtent { extent, used: 0, raw: 0, end: Some(offset) });
                     runs.len() - 1
                 }
             },
         };
         let run = &mut runs[at];
-        run.used += u64::from(*len);
-        run.raw += u64::from(page.raw);
-        run.end = run.end.filter(|end| end == offset).map(|end| end + len);
+        run.used += u64::from(len);
+        run.raw += u64::from(raw);
+        run.end = run.end.filter(|end| *end == offset).map(|end| end + len);
         last = Some(at);
     }
     let worth = |run: &UsedExtent<'_>| is_worth_keeping(run.extent, run.used, run.raw, node_size);
     let long = |run: &UsedExtent<'_>| run.end.is_some();
-    let much =
-        |run: &UsedExtent<'_>| node.height > 0 && run.used as usize >= node_size / KEPT_MESSAGES_FRACTION;
+    let much = |run: &UsedExtent<'_>| height > 0 && run.used as usize >= node_size / KEPT_MESSAGES_FRACTION;
     let mut places = 0;
     runs.retain(|run| {
         // Bulk values stay in one run. The messages of a version do not, when new ones have been merged between them.
         let kept = worth(run) && (long(run) || (much(run) && places < MAX_MESSAGE_EXTENTS));
-        places += usize::from(kept && node.height > 0);
+        places += usize::from(kept && height > 0);
         kept
     });
     runs.into_iter().take(MAX_KEPT_EXTENTS).map(|run| run.extent.clone()).collect()

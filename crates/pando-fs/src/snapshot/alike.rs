@@ -3,8 +3,8 @@
 //! `pando log` compares what a path leads to in each snapshot with what it led to in the one before. Of thousands of
 //! snapshots it nearly always leads to the same, and this tells so of many at once, at the cost of some point queries
 //! and of a difference in which both sides share everything. Guarantee: what is told to be the same is the same to
-//! every caller, rights on the way included. Of what is not told so nothing is known: linked files, for instance, are
-//! looked up nowhere.
+//! every caller, rights on the way included. Of what is not told so nothing is known: directories, for instance, are
+//! not compared where there are linked files.
 
 use std::{
     path::{Component, Path},
@@ -51,7 +51,13 @@ struct Way {
 #[derive(PartialEq, Eq)]
 enum WayEnd {
     Plain(Box<Record>),
-    /// A linked file, or something that should not be there: never the same as anything.
+    /// Of a file that lies in the link area of its lineage, whose root is so many names below the snapshot.
+    Linked {
+        record: Box<Record>,
+        root: usize,
+        id: u64,
+    },
+    /// Something that should not be there: never the same as anything.
     Other,
 }
 
@@ -120,13 +126,23 @@ impl Fs {
         numbers: (u32, u32),
         names: &[&[u8]],
     ) -> Result<bool> {
+        let same = |of: &dyn Fn(&[u8]) -> Bytes, a: &[u8], b: &[u8]| -> Result<bool> {
+            Ok(view.diff(&of(a), view, &of(b))?.stop_on(stop).next().transpose()?.is_none())
+        };
         let record = match &at.end {
             None => return Ok(true),
             Some(WayEnd::Other) => return Ok(false),
             Some(WayEnd::Plain(record)) => record,
-        };
-        let same = |of: &dyn Fn(&[u8]) -> Bytes, a: &[u8], b: &[u8]| -> Result<bool> {
-            Ok(view.diff(&of(a), view, &of(b))?.stop_on(stop).next().transpose()?.is_none())
+            Some(WayEnd::Linked { root, id, .. }) => {
+                let place = |number: u32| -> Result<Vec<u8>> {
+                    let mut contents = path::snapshot(number);
+                    for dir in names.iter().take(*root) {
+                        path::enter(&mut contents, dir)?;
+                    }
+                    Ok(path::linked(&contents, *id))
+                };
+                return same(&path::data, &place(numbers.0)?, &place(numbers.1)?);
+            }
         };
         let places = |number: u32| -> Result<(Vec<u8>, Vec<u8>)> {
             let mut contents = path::snapshot(number);
@@ -167,15 +183,19 @@ fn way(view: &Snapshot, viewer: Option<&Caller>, number: u32, names: &[&[u8]]) -
     let mut contents = path::snapshot(number);
     let mut entry = contents.clone();
     let mut found = Way { dirs: Vec::new(), end: None };
+    // The root of the lineage around: its contents prefix, and how many names it is below the snapshot.
+    let mut root = (contents.clone(), 0);
     for depth in 0..=names.len() {
         let value = view.get(&path::meta(&entry))?;
         let stored = value.map(|value| Stored::decode(&value)).transpose();
         let stored = stored.map_err(damaged(format!("snapshot {number}")))?;
         let Some(name) = names.get(depth) else {
-            found.end = stored.map(|stored| match stored {
-                Stored::Record(record) => WayEnd::Plain(Box::new(compared(&record))),
-                _ => WayEnd::Other,
-            });
+            found.end = match stored {
+                None => None,
+                Some(Stored::Record(record)) => Some(WayEnd::Plain(Box::new(compared(&record)))),
+                Some(Stored::Name(name)) => Some(linked_end(view, &root, name.id)?),
+                Some(_) => Some(WayEnd::Other),
+            };
             break;
         };
         let record = match stored {
@@ -195,11 +215,25 @@ fn way(view: &Snapshot, viewer: Option<&Caller>, number: u32, names: &[&[u8]]) -
         if record.has_outside() {
             return Ok(None);
         }
+        if record.clone_id != 0 {
+            root = (contents.clone(), depth);
+        }
         found.dirs.push(Some(rights_of(&record)));
         entry = path::entry(&contents, name)?;
         path::enter(&mut contents, name)?;
     }
     Ok(Some(found))
+}
+
+/// The linked file `id` of the lineage with this root, as the end of a path.
+fn linked_end(view: &Snapshot, (contents, root): &(Vec<u8>, usize), id: u64) -> Result<WayEnd> {
+    let Some(value) = view.get(&path::meta(&path::linked(contents, id)))? else { return Ok(WayEnd::Other) };
+    Ok(match Stored::decode(&value) {
+        Ok(Stored::Record(record)) if record.kind != FileKind::Directory => {
+            WayEnd::Linked { record: Box::new(compared(&record)), root: *root, id }
+        }
+        _ => WayEnd::Other,
+    })
 }
 
 /// What a difference tells of a record: all but when it was read, and which clone it is the root of.

@@ -182,7 +182,9 @@ fn copy_in_image(args: &Args, fs: &Fs, sources: &[PathBuf], (shown, target): (&P
         offline::clone(fs, &from.path, &to, replace, &[])
             .with_context(|| format!("cp {} to {}", src.display(), shown.display()))?;
         match args.verbose {
-            true => super::print(&format!("{} -> {}\n", src.display(), shown.display())),
+            true => {
+                super::print(&format!("{} -> {}\n", super::field(src, false), super::field(shown, false)))
+            }
             false => Ok(()),
         }
     })
@@ -322,7 +324,7 @@ impl Copier<'_> {
     /// Reports a copy that is done. A failure of writing the report is reported at the end.
     fn say(&mut self, src: &Path, dst: &Goal) {
         if self.args.verbose && self.unsaid.is_none() {
-            let line = format!("{} -> {}\n", src.display(), dst.shown.display());
+            let line = format!("{} -> {}\n", super::field(src, false), super::field(&dst.shown, false));
             self.unsaid = super::print(&line).err();
         }
     }

@@ -494,8 +494,10 @@ impl Work<'_> {
             None => String::new(),
         };
         crate::exit::tell!(
-            "pando: interrupted; go on with: pando receive --resume {token} {to} {path} < the same stream{rest}\n\
-             pando: or throw away what has come with: pando receive --abort {token} {to} {path}"
+            "pando: interrupted; go on with: pando receive --resume {token} {to} {path} < the same stream{rest}"
+        );
+        crate::exit::tell!(
+            "pando: or throw away what has come with: pando receive --abort {token} {to} {path}"
         );
         error
     }

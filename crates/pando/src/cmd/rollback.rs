@@ -40,6 +40,6 @@ pub fn run(args: &Args) -> Result<()> {
         Ok(tool::rollback(&place::entry_path(&dir)?, info.number, args.discard)?)
     })
     .with_context(fail)?;
-    let text: String = before.iter().map(|info| format!("{}\n", info.name.display())).collect();
+    let text: String = before.iter().map(|info| format!("{}\n", super::field(&info.name, false))).collect();
     super::print(&text)
 }

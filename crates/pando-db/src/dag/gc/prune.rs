@@ -244,8 +244,7 @@ fn hides_much(node: &Node, shown: &[Span]) -> bool {
     match &node.body {
         Body::Leaf(run) => {
             let unseen = run.pages.iter().filter(|page| !is_seen(page, shown));
-            let bytes: usize = unseen.map(|page| page.raw as usize).sum();
-            bytes > 0 && bytes >= run.bytes() / PRUNE_FRACTION
+            is_much_of_leaf(unseen.map(|page| page.raw as usize).sum(), run.bytes())
         }
         Body::Interior(edges) => {
             let idle = |(i, edge): (usize, &Edge)| match needs(edge, &node.edge_span(i), shown) {
@@ -256,6 +255,11 @@ fn hides_much(node: &Node, shown: &[Span]) -> bool {
             edges.iter().enumerate().any(idle)
         }
     }
+}
+
+/// Whether a leaf with pages of `all` bytes, `unseen` of which no path shows, is written anew without these.
+pub(crate) fn is_much_of_leaf(unseen: usize, all: usize) -> bool {
+    unseen > 0 && unseen >= all / PRUNE_FRACTION
 }
 
 /// What of an edge is needed for what is shown.

@@ -6,7 +6,8 @@
 //!
 //! - If one group shows all that anybody shows, the whole node would be removed with it.
 //! - Otherwise those pages and references would be removed from it that nobody else shows: the node would be made
-//!   simple, or pruned (`dag/gc/prune.rs`).
+//!   simple, or pruned (`dag/gc/prune.rs`). If several paths go on showing it, little of a leaf stays where it is, and
+//!   so do pages of an edge of which anything else is shown (`usage/taken.rs`, `usage/rewritten.rs`).
 //!
 //! What would be removed is *exclusive*; what the group shows and would stay is *shared*. What nobody shows any more
 //! goes by itself, and is nobody's. An extent of pages, which several nodes may use, is freed with the last of them
@@ -18,34 +19,33 @@
 mod extents;
 mod groups;
 mod paths;
+mod rewritten;
+mod taken;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
 
 use self::{
     extents::Extents,
     groups::{ShownBy, Sums},
-    paths::{PathSpans, ShownSpan},
+    paths::{PathSpans, ShownSpan, only_group},
+    rewritten::NodePages,
+    taken::{OnePath, Refs},
 };
 use crate::{
     dag::read::view::View,
-    db::{api::inspect::stored_len, engine::Engine, handle::Db},
+    db::{engine::Engine, handle::Db},
     device::BLOCK,
     error::{Error, Result},
-    key::{Lens, Span, behind},
+    key::{Lens, Span},
     node::{
         Body, NodeId, Run, Target,
         ranged::{clip, cut},
     },
     store::{
-        layout::is_worth_keeping,
         pager::Handle,
         table::{Entry, Loc},
     },
@@ -105,8 +105,8 @@ pub struct Usage {
     /// removed and by one that would stay counts as a whole, so it may be included in the figures of two prefixes.
     pub shared_bytes: u64,
     /// The part of `exclusive_bytes` that is an estimate: pages in nodes that would be rewritten (which frees whole
-    /// blocks only), extents that these nodes would no longer use, and data that is not written yet (whose length after
-    /// compression is unknown).
+    /// blocks only), extents that these nodes would no longer use, less what they would copy, and data that is not
+    /// written yet (whose length after compression is unknown).
     pub estimated_bytes: u64,
     /// Nodes that the prefix reaches.
     pub nodes: u64,
@@ -123,53 +123,8 @@ struct Visit {
     references: u64,
     /// Local keys that these show.
     shown: PathSpans,
-}
-
-/// Bytes of the pages of one node that lie in one extent, or in the node's own space.
-#[derive(Default)]
-struct Pages {
-    /// Pages that anybody shows.
-    stay: u64,
-    /// The same without compression.
-    stay_raw: u64,
-    /// Bytes that these groups show.
-    seen: Vec<(ShownBy, u64)>,
-    /// By group, what happens if that is deleted.
-    alone: BTreeMap<u32, PagesAlone>,
-}
-
-/// What would happen to pages if one group were deleted.
-#[derive(Default)]
-struct PagesAlone {
-    /// Those that nobody else shows; also without compression.
-    go: u64,
-    go_raw: u64,
-    /// Those that would be shown only in part, and so would be rewritten; also without compression.
-    cut: u64,
-    cut_raw: u64,
-}
-
-impl Pages {
-    /// Counts a page of which these parts are shown.
-    fn count(&mut self, bytes: u64, raw: u64, shown: &[ShownSpan]) {
-        let Some((first, others)) = shown.split_first() else { return };
-        let any = others.iter().fold(first.by.clone(), |any, part| any.merged(&part.by, true));
-        self.stay += bytes;
-        self.stay_raw += raw;
-        if let Some(group) = any.only() {
-            let alone = self.alone.entry(group).or_default();
-            (alone.go, alone.go_raw) = (alone.go + bytes, alone.go_raw + raw);
-        } else if shown.len() > 1 {
-            for group in shown.iter().filter_map(|part| part.by.only()).collect::<BTreeSet<_>>() {
-                let alone = self.alone.entry(group).or_default();
-                (alone.cut, alone.cut_raw) = (alone.cut + bytes, alone.cut_raw + raw);
-            }
-        }
-        match self.seen.last_mut() {
-            Some((groups, sum)) if *groups == any => *sum += bytes,
-            _ => self.seen.push((any, bytes)),
-        }
-    }
+    /// Those that show anything.
+    refs: Refs,
 }
 
 /// The sums of [`Usage`], by group.
@@ -257,8 +212,13 @@ fn usage(engine: &Engine, groups: &[Vec<Bytes>]) -> Result<Vec<Usage>> {
         each(a).into_iter().zip(each(b)).map(|(a, b)| a.saturating_add(b)).collect()
     };
     let stored = both(stored, extents.stored);
-    let exclusive = both(exclusive, extents.exclusive);
-    let estimated = both(estimated, extents.estimated);
+    // What is copied takes up again what comes back elsewhere.
+    let less = |sums: Vec<u64>, copied: &[u64]| -> Vec<u64> {
+        sums.into_iter().zip(copied).map(|(sum, copied)| sum.saturating_sub(*copied)).collect()
+    };
+    let copied = each(extents.copied);
+    let exclusive = less(both(exclusive, extents.exclusive), &copied);
+    let estimated = less(both(estimated, extents.estimated), &copied);
     let of = |sums: &[u64], group: usize| sums.get(group).copied().unwrap_or(0);
     let usages = (0..groups.len()).map(|group| Usage {
         visible_bytes: of(&visible, group),
@@ -302,6 +262,7 @@ impl UsageWalk<'_> {
         }
         let root = self.visit(view.tree.root, None)?;
         root.references += 1;
+        root.refs.add(None, &OnePath::Always);
         shown.into_iter().for_each(|part| root.shown.add(part.span, part.by));
         Ok(())
     }
@@ -318,7 +279,9 @@ impl UsageWalk<'_> {
             return Ok(());
         }
         let handle = self.engine.pager.node(&self.view.tree.table, id)?;
+        let mut one_path = visit.refs.one_path();
         if visit.references < count {
+            one_path = OnePath::never();
             let mut held = PathSpans::default();
             held.add(handle.node.span.clone(), ShownBy::others());
             shown.into_iter().for_each(|part| held.add(part.span, part.by));
@@ -331,10 +294,10 @@ impl UsageWalk<'_> {
             None if any.is_empty() && !is_held => {
                 extents::of_node(entry).into_iter().for_each(|extent| self.extents.is_dead(extent));
             }
-            None if is_ours => self.stays(entry, &handle, &shown),
+            None if is_ours => self.stays(entry, &handle, &shown, &one_path),
             None => {}
         }
-        self.below(&handle, &shown)
+        self.below(&handle, &shown, &one_path)
     }
 
     /// Counts a node that would be removed as a whole with a group.
@@ -349,37 +312,30 @@ impl UsageWalk<'_> {
     }
 
     /// Counts a node that would stay whatever group is deleted.
-    fn stays(&mut self, entry: &Entry, handle: &Handle, shown: &[ShownSpan]) {
-        let (mut own, mut apart) = (Pages::default(), HashMap::<u64, Pages>::new());
-        for page in handle.node.pages() {
-            // The range ends at the least key above the last one.
-            let keys = Span::new(page.first_key(), Some(behind(&page.last_key())));
-            let bytes = u64::from(stored_len(page).unwrap_or(page.raw));
-            let pages = match extents::of_page(handle, page) {
-                Some(extent) => apart.entry(extent.id).or_default(),
-                None => &mut own,
-            };
-            pages.count(bytes, page.raw.into(), &clip(shown, &keys));
-        }
-        let all = shows_all(shown, &handle.node.span);
+    fn stays(&mut self, entry: &Entry, handle: &Handle, shown: &[ShownSpan], one_path: &OnePath) {
+        let node = &handle.node;
+        let pages = NodePages::of(handle, shown);
+        let all = shows_all(shown, &node.span);
         let mut any = all.clone();
         self.sums.stored.add(&all, own_bytes(entry).0);
-        for (groups, bytes) in &own.seen {
-            self.sums.stored.add(&groups.without(&all), *bytes);
-            any = any.merged(groups, true);
-        }
-        for (group, alone) in own.alone {
-            self.sums.exclusive.add_one(group, alone.go);
-            self.sums.estimated.add_one(group, alone.go);
+        for page in pages.own() {
+            self.sums.stored.add(&page.by.without(&all), page.bytes);
         }
         let node_size = self.engine.pager.node_size();
         for extent in extents::of_node(entry) {
-            let Pages { stay, stay_raw, seen, alone } = apart.remove(&extent.id).unwrap_or_default();
+            let seen: Vec<_> = pages.in_extent(extent.id).map(|page| (page.by.clone(), page.bytes)).collect();
             self.extents.stays(extent, &seen, &all);
-            any = seen.iter().fold(any, |any, (groups, _)| any.merged(groups, true));
-            for (group, PagesAlone { go, go_raw, cut, cut_raw }) in alone {
-                if !is_worth_keeping(extent, stay - go - cut, stay_raw - go_raw - cut_raw, node_size) {
-                    self.extents.is_left(group, extent, stay - go);
+        }
+        for page in &pages.all {
+            any = any.merged(&page.by, true);
+        }
+        for (group, rewritten) in pages.rewritten(one_path, node_size) {
+            self.sums.exclusive.add_one(group, rewritten.own);
+            self.sums.estimated.add_one(group, rewritten.own);
+            for extent in extents::of_node(entry) {
+                if !rewritten.kept.contains(&extent.id) {
+                    let copied = rewritten.copied.get(&extent.id).copied().unwrap_or(0);
+                    self.extents.is_left(group, extent, copied);
                 }
             }
         }
@@ -387,7 +343,7 @@ impl UsageWalk<'_> {
     }
 
     /// Passes what is shown on to the nodes that this one refers to, and counts what can be read in it.
-    fn below(&mut self, handle: &Handle, shown: &[ShownSpan]) -> Result<()> {
+    fn below(&mut self, handle: &Handle, shown: &[ShownSpan], one_path: &OnePath) -> Result<()> {
         let node = &handle.node;
         let edges = match &node.body {
             Body::Leaf(run) => {
@@ -399,12 +355,23 @@ impl UsageWalk<'_> {
         for (i, edge) in edges.iter().enumerate() {
             let live = node.edge_span(i);
             let mut shown = clip(shown, &live);
+            let (of_edge, is_seen) = (only_group(&shown), !shown.is_empty());
             // The newest layer comes first, because a range message hides all that is older.
             for layer in edge.layers.iter().rev() {
                 read(&layer.run, &shown, &mut self.sums.visible);
                 for range in &layer.ranges {
                     if let Some(target) = &range.target {
-                        self.refer(&range.span, target, &clip(&shown, &range.span), node.height)?;
+                        let seen = clip(&shown, &range.span);
+                        // Of a node that is pruned it goes with its edge only.
+                        let only = only_group(&seen);
+                        let goes = match only {
+                            Some(group) => of_edge == only || one_path.without(group),
+                            None => seen.is_empty() && (!is_seen || *one_path == OnePath::Always),
+                        };
+                        let next = self.refer(&range.span, target, &seen, node.height)?;
+                        if let Some(refs) = next.filter(|_| !goes || !seen.is_empty()) {
+                            refs.add(only.filter(|_| goes), one_path);
+                        }
                     }
                 }
                 if !layer.ranges.is_empty() {
@@ -412,25 +379,35 @@ impl UsageWalk<'_> {
                 }
             }
             if let Some(target) = &edge.child {
-                self.refer(&live, target, &shown, node.height)?;
+                let next = self.refer(&live, target, &shown, node.height)?;
+                if let Some(refs) = next.filter(|_| !shown.is_empty()) {
+                    refs.add(only_group(&shown), one_path);
+                }
             }
         }
         Ok(())
     }
 
-    /// Notes at the target of an edge or Goto over `live` what is seen through it.
-    fn refer(&mut self, live: &Span, target: &Target, shown: &[ShownSpan], above: u8) -> Result<()> {
+    /// Notes at the target of an edge or Goto over `live` what is seen through it. Returns where to note what becomes
+    /// of the reference; `None` if that cannot matter.
+    fn refer(
+        &mut self,
+        live: &Span,
+        target: &Target,
+        shown: &[ShownSpan],
+        above: u8,
+    ) -> Result<Option<&mut Refs>> {
         let entry = self.view.tree.table.get(target.id);
         let is_leaf = entry.is_some_and(|entry| entry.height == 0 && entry.count == 1);
         // This is the only reference, and no group shows anything through it.
         if is_leaf && !shown.is_empty() && shown.iter().all(|part| part.by.listed().is_empty()) {
-            return Ok(());
+            return Ok(None);
         }
         let lens = Lens::of_edge(live, &target.prepend);
         let next = self.visit(target.id, Some(above))?;
         next.references += 1;
         shown.iter().for_each(|part| next.shown.add(lens.apply_span(&part.span), part.by.clone()));
-        Ok(())
+        Ok(Some(&mut next.refs))
     }
 }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{
     cmd::{
         ReportName,
-        snapshot::{about, ask, snapshots},
+        snapshot::{about, ask, marked, snapshots},
     },
     exit, place,
     report::VERSION,
@@ -42,7 +42,7 @@ pub struct DeleteMode {
 pub struct Going<'a> {
     pub info: &'a SnapshotInfo,
     /// What it alone takes, if that is known.
-    pub alone: Option<u64>,
+    pub alone: Option<Usage>,
     /// Where it is mounted.
     pub shown: Option<PathBuf>,
 }
@@ -52,8 +52,10 @@ pub struct Going<'a> {
 struct DryReport {
     version: u32,
     snapshots: Vec<DryLine>,
-    /// What would come back if all of these were deleted; an estimate.
+    /// What would come back if all of these were deleted.
     together: Option<u64>,
+    /// How much of `together` is an estimate.
+    together_estimated: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -65,6 +67,8 @@ struct DryLine {
     action: &'static str,
     why: Option<&'static str>,
     alone: Option<u64>,
+    /// How much of `alone` is an estimate.
+    estimated: Option<u64>,
 }
 
 impl Going<'_> {
@@ -83,12 +87,14 @@ impl Going<'_> {
 
     fn dry_line(&self) -> DryLine {
         let (info, why) = (self.info, self.stays());
+        let alone = self.alone.filter(|_| why.is_none());
         DryLine {
             number: info.number,
             name_hex: crate::cmd::hex_unless_text(&info.name),
             name: info.name.clone().into(),
             action: if why.is_some() { "leave" } else { "delete" },
-            alone: self.alone.filter(|_| why.is_none()),
+            alone: alone.map(|used| used.exclusive),
+            estimated: alone.map(|used| used.estimated),
             why,
         }
     }
@@ -101,7 +107,7 @@ impl Going<'_> {
             }
             (_, Some(_)) => format!("would leave {number} {name}: it is kept\n"),
             (_, None) => {
-                let alone = self.alone.map_or("-".into(), size::show);
+                let alone = self.alone.as_ref().map_or("-".into(), shown_alone);
                 format!("would delete {number} {name}: {alone} of its own\n")
             }
         }
@@ -122,7 +128,7 @@ pub fn delete(dir: &Path, all: &[SnapshotInfo], which: &[&SnapshotInfo], mode: D
         match if going.stays().is_some() { Spent::Refused } else { known.spent(info)? } {
             Spent::Gone => {}
             Spent::Refused => sized.push(going),
-            Spent::Known(used) => sized.push(Going { alone: Some(used.exclusive), ..going }),
+            Spent::Known(used) => sized.push(Going { alone: Some(used), ..going }),
         }
     }
     tell_dry(dir, &all.iter().collect::<Vec<_>>(), &sized, mode)
@@ -145,27 +151,37 @@ pub fn tell_dry(dir: &Path, all: &[&SnapshotInfo], which: &[Going<'_>], mode: De
     let together = together(dir, all, which, mode.gone);
     if mode.json {
         let snapshots = which.iter().map(Going::dry_line).collect();
-        return crate::cmd::print_json(&DryReport { version: VERSION, snapshots, together });
+        return crate::cmd::print_json(&DryReport {
+            version: VERSION,
+            snapshots,
+            together: together.map(|used| used.exclusive),
+            together_estimated: together.map(|used| used.estimated),
+        });
     }
     let mut said: String = which.iter().map(Going::dry_text).collect();
     if which.iter().filter(|going| going.stays().is_none()).count() > 1 {
-        said += &match together {
-            Some(bytes) => format!("together: {} would come back\n", size::show(bytes)),
+        said += &match &together {
+            Some(used) => format!("together: {} would come back\n", shown_alone(used)),
             None => "together: not known; what they share with each other alone would come back too\n".into(),
         };
     }
     crate::cmd::print(&said)
 }
 
+/// What would come back, with a mark if a part of it is an estimate.
+fn shown_alone(used: &Usage) -> String {
+    marked(size::show(used.exclusive), used.estimated > 0)
+}
+
 /// What would come back if all of `which` that go were deleted. What several share with each other is not in the
 /// figures of each.
-fn together(dir: &Path, all: &[&SnapshotInfo], which: &[Going<'_>], gone: bool) -> Option<u64> {
+fn together(dir: &Path, all: &[&SnapshotInfo], which: &[Going<'_>], gone: bool) -> Option<Usage> {
     let mut sorted = all.to_vec();
     sorted.sort_by_key(|info| info.number);
     let going = which.iter().filter(|going| going.stays().is_none());
-    let goes: BTreeMap<u32, Option<u64>> = going.map(|going| (going.info.number, going.alone)).collect();
+    let goes: BTreeMap<u32, Option<Usage>> = going.map(|going| (going.info.number, going.alone)).collect();
     if goes.len() < 2 {
-        return goes.into_values().next().unwrap_or(Some(0));
+        return goes.into_values().next().unwrap_or(Some(Usage::default()));
     }
     let mut ranges: Vec<(u32, u32)> = Vec::new();
     let mut joined = false;
@@ -179,7 +195,7 @@ fn together(dir: &Path, all: &[&SnapshotInfo], which: &[Going<'_>], gone: bool) 
         joined = goes;
     }
     // Who may delete them may be refused a look into them.
-    tool::usage_of_snapshots(dir, ranges, gone).ok().flatten().map(|used| used.exclusive)
+    tool::usage_of_snapshots(dir, ranges, gone).ok().flatten()
 }
 
 /// Deletes those that are not kept. Somebody may have taken one of a directory that is gone meanwhile, so all that can

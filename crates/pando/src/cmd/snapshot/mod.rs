@@ -82,7 +82,7 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
         #[arg(long, conflicts_with = "script")]
         json: bool,
         /// Also how many bytes each refers to, and how many would come back if it alone were deleted, as pando du
-        /// counts them
+        /// counts them; with ~ (not with -H) if a part of these is an estimate
         #[arg(long)]
         space: bool,
     },
@@ -92,8 +92,8 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
 d, w or y behind it: seconds to years. Snapshots that are kept are left; to name one is an error. One that
 is mounted (pando mount -o snapshot=, or a bind mount) is not deleted, but the others are; the exit code
 is 4 then. What is deleted is printed; if another command is faster, that is no error. With --dry-run the
-bytes of each are those that would come back if it alone were deleted; the last line estimates all of them
-together.
+bytes of each are those that would come back if it alone were deleted, with ~ if a part is an estimate;
+the last line is for all of them together.
 
 Examples: pando snapshot delete /mnt/grove/project before-upgrade
           pando snapshot delete /mnt/grove/project 3..7 --dry-run
@@ -164,9 +164,9 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
         after_help = "Snapshots stay when their directory is removed, or replaced, or is not there any more after a
 rollback of one above it. pando snapshot adopt gives them to a directory that is there. Only root may
 do this, where the root of the file system is mounted. REFERS and ALONE are the bytes that each refers
-to, and those that would come back if it alone were deleted, as pando du counts them, or - if that
-cannot be told; USER is who made it. With -H these three are the last fields. It reads the records of
-all files, and Ctrl-C ends it.
+to, and those that would come back if it alone were deleted, as pando du counts them (~ if a part is an
+estimate), or - if that cannot be told; USER is who made it. With -H these three are the last fields. It
+reads the records of all files, and Ctrl-C ends it.
 With --delete all of them are deleted that are not kept. What is kept is left: adopt it, and release it.
 
 Examples: pando snapshot orphans /mnt/grove
@@ -242,8 +242,8 @@ pub fn run(args: &Args) -> Result<()> {
             let made = place::retried(|| Ok(tool::make_snapshot(dir, new.clone())?));
             let (made, unstored) = made.with_context(|| about(dir))?;
             crate::cmd::warn_unstored(unstored, dir);
-            let names: String = made.iter().map(|info| format!("{}\n", info.name.display())).collect();
-            crate::cmd::print(&names)
+            let names = made.iter().map(|info| format!("{}\n", crate::cmd::field(&info.name, false)));
+            crate::cmd::print(&names.collect::<String>())
         }
         SnapshotCommand::List { dir, script, json, space } => list(dir, *script, *json, *space),
         SnapshotCommand::Delete { which, dry_run, json } => {
@@ -291,11 +291,10 @@ pub fn run(args: &Args) -> Result<()> {
             let fail = || format!("snapshots of directories that are gone in {}", dir.display());
             let found = tool::gone_snapshots(dir).with_context(fail)?;
             if *delete {
-                let alone = |used: &Usage| used.exclusive;
                 let mounted = if *dry_run { mounted(dir, true)? } else { Default::default() };
                 let which = found.iter().map(|(info, used)| Going {
                     info,
-                    alone: used.as_ref().map(alone),
+                    alone: *used,
                     shown: mounted.get(&info.number).cloned(),
                 });
                 let which: Vec<_> = which.collect();
@@ -390,6 +389,9 @@ struct SnapshotLine {
     refers: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     alone: Option<u64>,
+    /// How much of `alone` is an estimate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    estimated: Option<u64>,
 }
 
 fn line(info: SnapshotInfo, used: Option<&Usage>) -> SnapshotLine {
@@ -408,6 +410,7 @@ fn line(info: SnapshotInfo, used: Option<&Usage>) -> SnapshotLine {
         note: info.note,
         refers: used.map(|used| used.stored),
         alone: used.map(|used| used.exclusive),
+        estimated: used.map(|used| used.estimated),
     }
 }
 
@@ -423,6 +426,11 @@ fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
         }
     }
     show(lines, (space, false), script, json)
+}
+
+/// A size with the mark of those of which a part is an estimate.
+fn marked(size: String, is_estimate: bool) -> String {
+    if is_estimate { format!("~{size}") } else { size }
 }
 
 /// Prints these, with their sizes if they are asked for, and their makers if they are of directories that are gone.
@@ -466,7 +474,8 @@ fn text(lines: &[SnapshotLine], (space, gone): (bool, bool), script: bool, now: 
         row.push(if script { line.created.clone() } else { show_age(age) });
         let size_of = |n: Option<u64>| n.map_or("-".into(), bytes);
         if space && !(script && gone) {
-            row.extend([size_of(line.refers), size_of(line.alone)]);
+            let is_estimate = !script && line.estimated.is_some_and(|bytes| bytes > 0);
+            row.extend([size_of(line.refers), marked(size_of(line.alone), is_estimate)]);
         }
         row.push(if flags.is_empty() { "-".into() } else { flags });
         if gone && !script {
@@ -497,4 +506,45 @@ fn text(lines: &[SnapshotLine], (space, gone): (bool, bool), script: bool, now: 
         out.push('\n');
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_is_an_estimate_has_a_mark() {
+        let of = |number, estimated| {
+            let info = SnapshotInfo {
+                number,
+                name: format!("s{number}").into(),
+                source: "/d".into(),
+                note: String::new(),
+                created: Time::default(),
+                keep: false,
+                valid_for_secs: None,
+                uid: 0,
+                received: None,
+                automatic: false,
+            };
+            line(info, Some(&Usage { stored: 4096, exclusive: 2048, estimated, ..Usage::default() }))
+        };
+        let lines = [of(1, 0), of(2, 1)];
+        let cells = |script: bool| -> Vec<String> {
+            let told = text(&lines, (true, false), script, Time::default());
+            let row = |row: &str| match script {
+                true => row.split('\t').nth(4).unwrap_or_default().to_owned(),
+                false => row
+                    .split("  ")
+                    .map(str::trim)
+                    .filter(|cell| !cell.is_empty())
+                    .nth(4)
+                    .unwrap_or_default()
+                    .into(),
+            };
+            told.lines().map(row).collect()
+        };
+        assert_eq!(cells(false), ["ALONE", "2.0 KiB", "~2.0 KiB"]);
+        assert_eq!(cells(true), ["2048", "2048"], "a script wants a number");
+    }
 }

@@ -156,7 +156,7 @@ fn verify(host: &HostTree, store: &Store, edits: &Edits, progress: &Progress) ->
     let mut differences = compare::compare(host, &*original, &Default::default(), progress)?;
     differences.extend(compare::compare(&*original, &*clone, &edits.paths(), progress)?);
     if !differences.is_empty() {
-        bail!("trees differ:\n{}", differences.join("\n"));
+        bail!("trees differ: {}", differences.join("; "));
     }
     edits.verify(&*clone)
 }

@@ -7,11 +7,14 @@
 //!
 //! Guarantees: no extent is counted twice. May use: the table, and the places of pages.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use crate::{
     db::api::usage::groups::{ShownBy, Sums},
-    node::{PageLoc, PageRef},
+    node::{PageLoc, PageRef, Segment},
     space::Extent,
     store::{
         pager::Handle,
@@ -58,6 +61,8 @@ pub(super) struct ExtentSums {
     pub stored: Sums,
     /// The part of `exclusive` that is an estimate.
     pub estimated: Sums,
+    /// What would be copied out of extents that stay, because others use them too.
+    pub copied: Sums,
 }
 
 impl Extents {
@@ -123,6 +128,7 @@ impl Extents {
             }
             for (group, alone) in &claim.alone {
                 if alone.let_go + claim.dead < uses.get(id).copied().unwrap_or(0) {
+                    sums.copied.add_one(*group, alone.copied);
                     continue;
                 }
                 let back = claim.len - alone.copied.min(claim.len);
@@ -150,13 +156,16 @@ pub(super) fn of_node(entry: &Entry) -> Vec<&Extent> {
 }
 
 /// The extent of pages in which a page lies; `None` if it lies in the space of its node, or in memory.
-pub(super) fn of_page<'a>(handle: &'a Handle, page: &'a PageRef) -> Option<&'a Extent> {
-    let extent = match &page.loc {
+pub(super) fn of_page<'a>(handle: &'a Handle, page: &'a PageRef) -> Option<(&'a Arc<Extent>, Segment)> {
+    let placed = match &page.loc {
         PageLoc::Mem(_) => None,
-        PageLoc::Home(segment) => handle.home.as_ref().and_then(|stored| stored.part(*segment).ok()),
-        PageLoc::Foreign(extent, _) => Some(extent),
+        PageLoc::Home(segment) => {
+            let part = handle.home.as_ref().and_then(|stored| stored.part(*segment).ok());
+            part.map(|extent| (extent, *segment))
+        }
+        PageLoc::Foreign(extent, segment) => Some((extent, *segment)),
     };
-    extent.map(|extent| &**extent).filter(|extent| extent.shared)
+    placed.filter(|(extent, _)| extent.shared)
 }
 
 /// Calls `visit` for every extent of pages that a node uses, for some of them several times.
@@ -177,13 +186,11 @@ fn each_of<'a>(entry: &'a Entry, mut visit: impl FnMut(&'a Extent)) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::{
         device::MemDevice,
         key::{Longest, Span},
-        node::{Body, Node, Segment, message::Msg, page::Builder, stored::Stored},
+        node::{Body, Node, message::Msg, page::Builder, stored::Stored},
         space::Space,
     };
 

@@ -104,6 +104,12 @@ fn together(parts: Vec<ShownSpan>) -> Vec<ShownSpan> {
     apart
 }
 
+/// The group that alone shows these parts, if there is one.
+pub(super) fn only_group(shown: &[ShownSpan]) -> Option<u32> {
+    let group = shown.first()?.by.only()?;
+    shown.iter().all(|part| part.by.only() == Some(group)).then_some(group)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

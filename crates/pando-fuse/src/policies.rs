@@ -67,6 +67,8 @@ impl Known {
 #[derive(Default)]
 struct Policies {
     known: HashMap<Vec<u8>, Known>,
+    /// The time at the last look.
+    looked_at: Option<Time>,
 }
 
 impl MountState {
@@ -105,6 +107,11 @@ impl MountState {
 }
 
 impl Policies {
+    /// Whether the clock was set back since the last look: what is due next was reckoned by the old time.
+    fn was_set_back(&mut self, now: Time) -> bool {
+        self.looked_at.replace(now).is_some_and(|before| now < before)
+    }
+
     /// Looks at all policies, and does what is due.
     fn round(&mut self, shared: &Arc<MountState>, synced: &Synced) -> NextRound {
         let all = match shared.fs.policies() {
@@ -117,6 +124,7 @@ impl Policies {
         if !all.is_empty() && is_read_only(shared) {
             return NextRound { after: Some(LOOK_READ_ONLY), on_syncs: false };
         }
+        let set_back = self.was_set_back(Time::now());
         let mut before = std::mem::take(&mut self.known);
         for (place, info) in all {
             let was = before.remove(&place[..]);
@@ -127,7 +135,7 @@ impl Policies {
                         known.synced = true;
                         known.next = Some(Time::now());
                     }
-                    if known.is_due(Time::now(), shared) {
+                    if set_back || known.is_due(Time::now(), shared) {
                         carry_out(shared, info, known.synced)
                     } else {
                         known
@@ -222,4 +230,17 @@ fn carry_out(shared: &Arc<MountState>, info: PolicyInfo, synced: bool) -> Known 
     };
     let now = Instant::now();
     Known { info, next, synced, mounted, looked: now, looked_at_mounts: now }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_was_set_back_is_noticed_once() {
+        let mut policies = Policies::default();
+        let at = |secs| Time { secs, nanos: 0 };
+        let looks = [100, 101, 101, 40, 41, 39, 500].map(|secs| policies.was_set_back(at(secs)));
+        assert_eq!(looks, [false, false, false, true, false, true, false]);
+    }
 }

@@ -273,6 +273,15 @@ pub fn attrs_at(path: &Path) -> io::Result<Attrs> {
     attrs_by(|names| rustix::fs::llistxattr(path, names), get)
 }
 
+/// [`attrs_at`] without those that the caller may not read: of a directory that he may not read he sees access lists.
+pub fn readable_attrs_at(path: &Path) -> io::Result<Attrs> {
+    let get = |name: &OsStr, value: &mut [u8]| match rustix::fs::lgetxattr(path, name, value) {
+        Err(Errno::ACCESS) => Err(Errno::NODATA),
+        got => got,
+    };
+    attrs_by(|names| rustix::fs::llistxattr(path, names), get)
+}
+
 /// The attributes of an open file.
 pub fn attrs_of(file: impl AsFd) -> io::Result<Attrs> {
     let get = |name: &OsStr, value: &mut [u8]| rustix::fs::fgetxattr(&file, name, value);

@@ -113,20 +113,23 @@ impl Wanted<'_> {
     }
 
     /// The directory `dir`, which has been opened for reading if it may be, and all in it, one by one. Holds one
-    /// descriptor for each level.
+    /// descriptor for each level. The directory is first, because its new mode may give the right to read it. For a
+    /// new owner it is last, as with coreutils: that may take the right to enter it, and one that may not be read stays.
     fn tree(&self, dir: OwnedFd, opened: Result<OwnedFd, Errno>, path: &Path) -> bool {
-        let mut all = self.one(&dir).map_or_else(|e| self.said(path, e), |()| true);
-        // The change may have given the right to read it.
+        let last = self.change.uid.is_some() || self.change.gid.is_some();
+        let mut all = last || self.one(&dir).map_or_else(|e| self.said(path, e), |()| true);
         let opened = opened.or_else(|_| open_dir(&dir, c"."));
         drop(dir);
+        let unread =
+            |e: io::Error| self.failed(path, anyhow::Error::from(e).context("cannot read directory"));
         let mut entries = match opened.and_then(Dir::new) {
             Ok(entries) => entries,
-            Err(e) => return self.said(path, e.into()),
+            Err(e) => return unread(e.into()),
         };
         while let Some(entry) = entries.read() {
             let entry = match entry {
                 Ok(entry) => entry,
-                Err(e) => return self.said(path, e.into()),
+                Err(e) => return unread(e.into()),
             };
             let name = entry.file_name();
             if name == c"." || name == c".." {
@@ -145,11 +148,16 @@ impl Wanted<'_> {
                 Err(e) => self.said(&path, e.into()),
             };
         }
+        if last {
+            let changed = entries.fd().map_err(io::Error::from).and_then(|dir| self.one(dir));
+            all &= changed.map_or_else(|e| self.said(path, e), |()| true);
+        }
         all
     }
 
     /// What is open.
-    fn one(&self, file: &OwnedFd) -> io::Result<()> {
+    fn one(&self, file: impl AsFd) -> io::Result<()> {
+        let file = file.as_fd();
         let change = self.change;
         let stat = fstat(file)?;
         if let (Some(mode), true) = (change.mode, kind(&stat) != FileType::Symlink) {

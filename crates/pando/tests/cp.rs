@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeMap, fs, os::unix::fs::MetadataExt};
 
-use crate::common::{Bench, text};
+use crate::common::{Bench, has, text};
 
 /// Which names below a directory are of one file, and how many names each has.
 fn names(b: &Bench, dir: &str) -> Vec<(Vec<String>, u64)> {
@@ -74,7 +74,7 @@ fn names_of_one_file_are_names_of_one_file_in_the_copy() {
 #[test]
 fn directories_between_the_names_of_a_file_are_as_they_were() {
     let b = mounted!();
-    if !crate::common::has("setfattr") || !crate::common::has("setfacl") {
+    if !has("setfattr") || !has("setfacl") {
         return;
     }
     b.sh("cd m; mkdir -p a/in a/big b to; echo x > a/in/f; ln a/in/f b/f; seq 100 > a/big/f
@@ -229,4 +229,39 @@ fn a_file_goes_through_a_link_that_is_named_as_cp_has_it() {
     b.ok(&["cp", "-a", "m/t/f", "m/t/in"]);
     assert_eq!(b.sh("cat m/t/to m/t/in/f; test ! -L m/t/in/f"), "old\nnew\n");
     assert!(b.ok(&["cp", "--help"]).contains("lead the copy elsewhere"));
+}
+
+/// The access list and the default list that it had before stayed, and gave rights to whom the source gave none.
+#[test]
+fn a_directory_that_is_merged_into_gets_the_attributes_of_the_source_as_cp_has_it() {
+    let b = mounted!();
+    if !has("setfacl") || !has("setfattr") {
+        eprintln!("SKIPPED: no setfacl or setfattr");
+        return;
+    }
+    let make = "mkdir -p src/none/sub src/lists src/bits dst/none/sub dst/lists dst/bits/keeps
+        setfacl -m u:1702:rwx,d:u:1702:rwx dst/none dst/none/sub dst/lists
+        setfacl -m u:1702:rwx,g::rwx dst/bits; setfacl -m u:1702:rwx dst/bits/keeps
+        setfacl -m u:1703:rx,d:u:1703:r,g::- src/lists; chmod 2750 src/none src/bits; chmod 770 dst/bits
+        for d in src dst; do setfattr -n user.both -v $d $d/none; setfattr -n user.$d -v 1 $d/none; done";
+    // Each tree was made in a directory of its own, and lists do not tell its name.
+    let show =
+        "getfacl -Rcn . 2> /dev/null; find . | sort | xargs stat -c '%n %a %U %G'; getfattr -Rd dst | sort";
+    for case in ["src/none src/lists src/bits dst", "-T src/none dst/none", "src/. dst"] {
+        b.sh(&format!(
+            "rm -rf m/own m/theirs; mkdir m/own m/theirs; for t in own theirs; do (cd m/$t; {make}); done"
+        ));
+        let args: Vec<&str> = case.split(' ').collect();
+        let own =
+            b.command(&[&["cp", "-a"], &args[..]].concat()).current_dir(b.path("m/own")).output().unwrap();
+        assert!(own.status.success(), "{case}: {}", text(&own.stderr));
+        b.sh(&format!("cd m/theirs; cp -a {case}"));
+        let shown = |tree: &str| b.sh(&format!("cd m/{tree}; {show}"));
+        assert_eq!(shown("own"), shown("theirs"), "{case}");
+        let lists = b.sh("getfacl -cn m/own/dst/none");
+        assert!(!lists.contains("1702") && !lists.contains("default"), "{case}: {lists}");
+        let bits = b.sh("getfattr -d --only-values -n user.both m/own/dst/none");
+        assert!(bits.ends_with("src"), "{case}: {bits}");
+        b.sh("getfattr -n user.dst m/own/dst/none; getfacl -cn m/own/dst/bits/keeps | grep -q 1702");
+    }
 }

@@ -325,6 +325,47 @@ fn who_may_not_change_all_changes_what_he_may() {
     assert_eq!((mode("h"), mode("h/d/f")), (0o700, 0o700));
 }
 
+/// As with coreutils: `chmod` changes a directory before what is in it, `chown` after that.
+#[test]
+fn a_directory_that_may_not_be_read_keeps_its_owner() {
+    if !is_root() {
+        return;
+    }
+    let b = mounted!();
+    let pando = env!("CARGO_BIN_EXE_pando");
+    b.umount();
+    b.ok(&["mount", "--log-file", "log", "-o", "allow_other", "a.img", "m"]);
+    b.sh(&format!("chmod 755 .; cp {pando} p; chmod 755 p; mkdir m/a m/h; chmod 755 m m/a m/h"));
+    let make = "rm -rf t; mkdir -p t/shut t/in/shut t/deep/er; touch t/shut/f t/in/f t/deep/er/f
+        chown -R 1702:1702 t; chmod 300 t/shut t/in/shut; chmod 700 t/deep t/deep/er";
+    let show = "find t | sort | xargs stat -c '%n %u %g %a'";
+    let user = "setpriv --reuid 1702 --regid 1702 --groups 1702,1703";
+    // A user who may give files away loses a directory with the right to enter it.
+    let giver = "setpriv --reuid 1702 --regid 1702 --clear-groups --inh-caps +chown --ambient-caps +chown";
+    for (who, args) in [
+        (user, "chown -R :1703 t"),
+        (user, "chown -R :1703 t/shut"),
+        (user, "chown -R :1703 t/in t/deep"),
+        (user, "chmod -R g+w t"),
+        (giver, "chown -R 1704 t"),
+        ("", "chown -R 1704:1703 t"),
+    ] {
+        let run = |dir: &str, program: &str| {
+            b.sh(&format!("cd m/{dir}; {make}; {who} {program}{args} 2>&1 || echo refused; {show}"))
+        };
+        let (own, theirs) = (run("a", "../../p "), run("h", ""));
+        let said = |text: &str| text.matches("cannot read directory").count();
+        assert_eq!(said(&own), said(&theirs), "{who} {args}: {own}{theirs}");
+        let state =
+            |text: &str| text.lines().filter(|l| !l.contains(": ")).map(String::from).collect::<Vec<_>>();
+        assert_eq!(state(&own), state(&theirs), "{who} {args}: {own}");
+    }
+    assert!(
+        b.sh(&format!("cd m/a; {make}; {user} ../../p chown -R :1703 t 2>&1 || {show}"))
+            .contains("t/shut 1702 1702 300")
+    );
+}
+
 #[test]
 fn in_an_image_that_is_not_mounted() {
     let b = Bench::new();

@@ -793,3 +793,17 @@ fn what_is_mounted_in_a_tree_stays_mounted() {
     b.sh(&format!("umount {open}"));
     assert!(!b.path(&w).exists());
 }
+
+/// He was told that no file system is mounted there.
+#[test]
+fn who_may_not_unmount_is_told_that() {
+    let Some(b) = scene() else { return };
+    for more in [&[][..], &["-l"]] {
+        let line = [&["pando", "umount"], more, &["m"]].concat();
+        refused(&b, ANN, &line, "it is mounted, but only root may unmount it");
+        assert!(!as_user(&b, ANN, &line).1.contains("no file system"));
+    }
+    assert_eq!(b.sh(&format!("cat m/{ANN}/d/e/f")), format!("secret of {ANN}\n"));
+    b.umount();
+    refused(&b, ANN, &["pando", "umount", "m"], "no file system is mounted there");
+}

@@ -35,11 +35,12 @@ use rustix::{
 };
 
 use crate::{
-    below::attrs_at,
+    below::readable_attrs_at,
     cmd::clone::clone_to,
     divided::Divided,
     exit::{self, Coded},
     offline,
+    tree::lost::LISTS,
 };
 
 /// Copy files and trees by clones: a drop-in for cp -a --reflink=always inside one mount
@@ -452,7 +453,11 @@ impl Copier<'_> {
         if self.args.no_clobber {
             return Ok(());
         }
+        // Who may not set the times changes nothing, as with cp: others may set attributes where they may write.
+        set_times(&held.itself(), meta).with_context(fail)?;
         let bits = set_owner(&held.itself(), meta);
+        // Before the mode: without the old list the mode is not cut to a mask, and a set-group-id bit comes last.
+        copy_attrs(src, &held.itself()).with_context(fail)?;
         set_mode_and_times(&held.itself(), meta, bits).with_context(fail)
     }
 
@@ -495,13 +500,13 @@ fn place_of(path: &Path) -> PathBuf {
     path.file_name().map_or(above.clone(), |name| above.join(name))
 }
 
-/// Gives the new directory `dst` the extended attributes of `src`, as far as the caller may.
+/// Gives the directory `dst` the extended attributes of `src`, as far as the caller may, and takes the access lists
+/// away that `src` does not have: a new directory inherits them, and one that was there gives rights by them. Other
+/// attributes of `dst` stay, as with cp.
 fn copy_attrs(src: &Path, dst: &Path) -> io::Result<()> {
-    let (wanted, there) = (attrs_at(src)?, attrs_at(dst)?);
-    // What a directory gives to what is made in it.
-    let inherited = |name: &[u8]| name.starts_with(b"system.posix_acl_");
-    for (name, _) in
-        there.iter().filter(|(name, _)| inherited(name) && !wanted.iter().any(|(n, _)| n == name))
+    let (wanted, there) = (readable_attrs_at(src)?, readable_attrs_at(dst)?);
+    let is_list = |name: &[u8]| LISTS.iter().any(|list| list.as_bytes() == name);
+    for (name, _) in there.iter().filter(|(name, _)| is_list(name) && !wanted.iter().any(|(n, _)| n == name))
     {
         lremovexattr(dst, OsStr::from_bytes(name))?;
     }
@@ -529,6 +534,10 @@ fn set_owner(dst: &Path, meta: &Metadata) -> u32 {
 
 fn set_mode_and_times(dst: &Path, meta: &Metadata, bits: u32) -> io::Result<()> {
     chmod(dst, Mode::from_raw_mode(meta.mode() & bits))?;
+    set_times(dst, meta)
+}
+
+fn set_times(dst: &Path, meta: &Metadata) -> io::Result<()> {
     let time = |secs, nanos| Timespec { tv_sec: secs, tv_nsec: nanos };
     let times = Timestamps {
         last_access: time(meta.atime(), meta.atime_nsec()),

@@ -6,8 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, bail};
-use pando_fuse::{How, mountinfo, unmount};
+use anyhow::{Result, anyhow, bail};
+use pando_fuse::{
+    How,
+    mountinfo::{self, Entry},
+    unmount,
+};
 
 use crate::{
     closing,
@@ -56,6 +60,23 @@ fn unmount_patiently(dir: &Path, how: How) -> Result<(), pando_fuse::Error> {
     }
 }
 
+/// Why `mount` was not unmounted from `dir`. To who may not unmount it, fusermount3 says that it is not there, or less.
+fn not_unmounted(dir: &Path, mount: &Entry, why: pando_fuse::Error) -> anyhow::Error {
+    let (user, own) = (mount.user.unwrap_or(0), rustix::process::geteuid().as_raw());
+    let is_there = || mountinfo::at(dir).is_ok_and(|now| now.is_some_and(|now| now.id == mount.id));
+    let is_refusal = !matches!(why, pando_fuse::Error::Busy(_));
+    if own == user || !is_refusal || !is_there() {
+        return why.into();
+    }
+    match user {
+        0 => anyhow!("{}: it is mounted, but only root may unmount it", dir.display()),
+        _ => anyhow!(
+            "{}: it is mounted, but only root and the user {user}, who mounted it, may unmount it",
+            dir.display()
+        ),
+    }
+}
+
 /// Unmounts `dir` (absolute) and, unless lazily, waits for the daemon to close the image.
 pub fn detach(dir: &Path, how: How) -> Result<()> {
     let Some(mount) = mountinfo::at(dir)? else {
@@ -72,7 +93,7 @@ pub fn detach(dir: &Path, how: How) -> Result<()> {
         None => mountinfo::is_dead(dir),
     };
     if dead {
-        unmount_patiently(dir, how)?;
+        unmount_patiently(dir, how).map_err(|e| not_unmounted(dir, &mount, e))?;
         // Its users have seen it die, and there is nothing left to close.
         crate::exit::tell!(
             "pando: {}: its daemon had been killed or had crashed; what was not synced may be lost, the next mount \
@@ -81,7 +102,7 @@ pub fn detach(dir: &Path, how: How) -> Result<()> {
         );
         return Ok(());
     }
-    unmount_patiently(dir, how)?;
+    unmount_patiently(dir, how).map_err(|e| not_unmounted(dir, &mount, e))?;
     // A bind mount of it, or another name space, may keep the daemon running.
     let others = mountinfo::all()?.iter().any(|m| m.device == mount.device && m.fstype == mountinfo::FSTYPE);
     if how == How::Lazy || others || !mount.source.is_absolute() {

@@ -116,7 +116,7 @@ fn compared(s: &mut Store, all: &[Bytes], some: usize) -> Vec<(Usage, i64)> {
     // Those with the most that is an estimate, and those with the most of all.
     told.sort_by_key(|(_, usage)| std::cmp::Reverse((usage.estimated_bytes, usage.exclusive_bytes)));
     told.truncate(some);
-    told.into_iter().map(|(name, usage)| (usage, s.freed(&[name.clone()]))).collect()
+    told.into_iter().map(|(name, usage)| (usage, s.freed(std::slice::from_ref(name)))).collect()
 }
 
 /// Bytes by which a figure may be wrong: nodes at the place of what is deleted are written anew.

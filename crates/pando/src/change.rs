@@ -114,7 +114,8 @@ impl Wanted<'_> {
 
     /// The directory `dir`, which has been opened for reading if it may be, and all in it, one by one. Holds one
     /// descriptor for each level. The directory is first, because its new mode may give the right to read it. For a
-    /// new owner it is last, as with coreutils: that may take the right to enter it, and one that may not be read stays.
+    /// new owner it is last, as with coreutils: that may take the right to enter it, and one that may not be read stays
+    /// as it is.
     fn tree(&self, dir: OwnedFd, opened: Result<OwnedFd, Errno>, path: &Path) -> bool {
         let last = self.change.uid.is_some() || self.change.gid.is_some();
         let mut all = last || self.one(&dir).map_or_else(|e| self.said(path, e), |()| true);

@@ -27,8 +27,7 @@ use crate::{
     dag::tree::Tree,
     error::{Error, Result},
     key::{Lens, Longest, Span},
-    node::{Body, Node, NodeId, PageRef, Run, Target},
-    space::Extent,
+    node::{Body, Node, NodeId, PageRef, Run, Target, stored::Stored},
     store::{
         pager::{Handle, Pager},
         scattered,
@@ -63,7 +62,7 @@ struct Checker<'a> {
     references: HashMap<NodeId, u64>,
     damaged: HashSet<NodeId>,
     /// Scattered extents by their places, with the first node that has it: several may have one in common.
-    scattered: BTreeMap<u64, (NodeId, Arc<Extent>)>,
+    scattered: BTreeMap<u64, (NodeId, Arc<Stored>)>,
 }
 
 /// Most problems that are listed, a count.
@@ -111,9 +110,11 @@ fn check_nodes<'a>(tree: &'a Tree, pager: &'a Pager, ids: &[NodeId]) -> Checker<
             all
         })
     });
-    for (id, extent) in std::mem::take(&mut all.scattered).into_values() {
-        if let Err(error) = scattered::verify(&**pager.device(), &extent) {
-            all.problem(id, error.to_string());
+    for (place, (id, home)) in std::mem::take(&mut all.scattered) {
+        for part in home.parts.iter().filter(|part| part.offset == place) {
+            if let Err(error) = scattered::verify(&**pager.device(), part) {
+                all.problem(id, error.to_string());
+            }
         }
     }
     all.report.problems.sort_by_key(|problem| problem.node);
@@ -135,8 +136,8 @@ impl<'a> Checker<'a> {
 
     /// Adds what another thread has found.
     fn take_in(&mut self, other: Self) {
-        for (place, (id, extent)) in other.scattered {
-            let first = self.scattered.entry(place).or_insert((id, extent));
+        for (place, (id, home)) in other.scattered {
+            let first = self.scattered.entry(place).or_insert((id, home));
             first.0 = first.0.min(id);
         }
         for (id, references) in other.references {
@@ -189,9 +190,9 @@ impl<'a> Checker<'a> {
         if id == self.tree.root && handle.node.span != Span::all() {
             self.problem(id, "it is the root and does not hold all keys".into());
         }
-        for part in handle.home.iter().flat_map(|home| &home.parts) {
-            if part.is_scattered() {
-                self.scattered.entry(part.offset).or_insert_with(|| (id, part.clone()));
+        if let Some(home) = &handle.home {
+            for part in home.parts.iter().filter(|part| part.is_scattered()) {
+                self.scattered.entry(part.offset).or_insert_with(|| (id, home.clone()));
             }
         }
         for reference in handle.node.references() {

@@ -86,7 +86,8 @@ fn a_dry_run_tells_what_all_of_them_together_would_give_back() {
         let said = b.ok(args);
         let (_, last) = said.trim_end().rsplit_once('\n').unwrap();
         let (size, unit) = last.strip_prefix("together: ").expect(&said).split_once(' ').unwrap();
-        if unit == "MiB would come back" { size.parse::<f64>().unwrap() } else { 0.0 }
+        let size = size.trim_start_matches('~').parse::<f64>().unwrap();
+        if unit == "MiB would come back" { size } else { 0.0 }
     };
     let all = [
         &["snapshot", "delete", "-n", "m/d", "1.."][..],

@@ -8,18 +8,9 @@
 //! each is owned once or free. Sizes and fanout are not invariants: they are
 //! restored by the next flush through a node.
 //!
-//! Each node is read once, whatever the number of paths to it. Several threads read, because most of the time of one
-//! goes by waiting for the device.
+//! Each node is read once, whatever the number of paths to it.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    panic::resume_unwind,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    thread,
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use bytes::Bytes;
 
@@ -27,7 +18,7 @@ use crate::{
     dag::tree::Tree,
     error::{Error, Result},
     key::{Lens, Longest, Span},
-    node::{Body, Node, NodeId, PageRef, Run, Target, stored::Stored},
+    node::{Body, Node, NodeId, PageRef, Run, Target},
     store::{
         pager::{Handle, Pager},
         scattered,
@@ -54,31 +45,36 @@ pub(crate) struct Report {
     pub bytes: u64,
 }
 
-/// What one thread has checked.
 struct Checker<'a> {
     tree: &'a Tree,
     pager: &'a Pager,
     report: Report,
     references: HashMap<NodeId, u64>,
     damaged: HashSet<NodeId>,
-    /// Scattered extents by their places, with the first node that has it: several may have one in common.
-    scattered: BTreeMap<u64, (NodeId, Arc<Stored>)>,
+    /// Scattered extents whose directories were read, by their places; several nodes may have one in common.
+    directories: HashSet<u64>,
 }
 
 /// Most problems that are listed, a count.
 pub(crate) const MAX_PROBLEMS: usize = 1000;
 
-/// Threads that read, a count.
-const READERS: usize = 4;
-
 pub(crate) fn check(tree: &Tree, pager: &Pager) -> Report {
+    let mut checker = Checker {
+        tree,
+        pager,
+        report: Report::default(),
+        references: HashMap::new(),
+        damaged: HashSet::new(),
+        directories: HashSet::new(),
+    };
     let mut entries = BTreeMap::new();
     tree.table.for_each(|id, entry| {
         entries.insert(id, (entry.count, entry.height));
     });
-    let ids: Vec<NodeId> = entries.keys().copied().collect();
-    let mut checker = check_nodes(tree, pager, &ids);
     *checker.references.entry(tree.root).or_default() += 1;
+    for &id in entries.keys() {
+        checker.check_node(id);
+    }
     for (&id, &(count, _)) in &entries {
         let found = checker.references.get(&id).copied().unwrap_or(0);
         if found != u64::from(count) {
@@ -90,66 +86,7 @@ pub(crate) fn check(tree: &Tree, pager: &Pager) -> Report {
     checker.report
 }
 
-/// Checks each node by itself. Problems come in the order of the nodes.
-fn check_nodes<'a>(tree: &'a Tree, pager: &'a Pager, ids: &[NodeId]) -> Checker<'a> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut checker = Checker::new(tree, pager);
-        while let Some(&id) = ids.get(next.fetch_add(1, Relaxed)) {
-            checker.check_node(id);
-        }
-        checker
-    };
-    let mut all = thread::scope(|scope| {
-        // With fewer threads it takes longer.
-        let others: Vec<_> = (1..READERS.min(ids.len()))
-            .map_while(|_| thread::Builder::new().name("pando-check".into()).spawn_scoped(scope, work).ok())
-            .collect();
-        others.into_iter().fold(work(), |mut all, other| {
-            all.take_in(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
-            all
-        })
-    });
-    for (place, (id, home)) in std::mem::take(&mut all.scattered) {
-        for part in home.parts.iter().filter(|part| part.offset == place) {
-            if let Err(error) = scattered::verify(&**pager.device(), part) {
-                all.problem(id, error.to_string());
-            }
-        }
-    }
-    all.report.problems.sort_by_key(|problem| problem.node);
-    all.report.problems.truncate(MAX_PROBLEMS);
-    all
-}
-
-impl<'a> Checker<'a> {
-    fn new(tree: &'a Tree, pager: &'a Pager) -> Self {
-        Self {
-            tree,
-            pager,
-            report: Report::default(),
-            references: HashMap::new(),
-            damaged: HashSet::new(),
-            scattered: BTreeMap::new(),
-        }
-    }
-
-    /// Adds what another thread has found.
-    fn take_in(&mut self, other: Self) {
-        for (place, (id, home)) in other.scattered {
-            let first = self.scattered.entry(place).or_insert((id, home));
-            first.0 = first.0.min(id);
-        }
-        for (id, references) in other.references {
-            *self.references.entry(id).or_default() += references;
-        }
-        self.damaged.extend(other.damaged);
-        self.report.problems.extend(other.report.problems);
-        self.report.nodes += other.report.nodes;
-        self.report.pages += other.report.pages;
-        self.report.bytes += other.report.bytes;
-    }
-
+impl Checker<'_> {
     fn problem(&mut self, id: NodeId, what: String) {
         self.damaged.insert(id);
         if self.report.problems.len() < MAX_PROBLEMS {
@@ -190,9 +127,12 @@ impl<'a> Checker<'a> {
         if id == self.tree.root && handle.node.span != Span::all() {
             self.problem(id, "it is the root and does not hold all keys".into());
         }
-        if let Some(home) = &handle.home {
-            for part in home.parts.iter().filter(|part| part.is_scattered()) {
-                self.scattered.entry(part.offset).or_insert_with(|| (id, home.clone()));
+        for part in handle.home.iter().flat_map(|home| &home.parts) {
+            if part.is_scattered()
+                && self.directories.insert(part.offset)
+                && let Err(error) = scattered::verify(&**self.pager.device(), part)
+            {
+                self.problem(id, error.to_string());
             }
         }
         for reference in handle.node.references() {

@@ -151,6 +151,16 @@ fn what_is_said_of_a_snapshot_comes_back() {
     assert!(flushed * 16 <= errors.len(), "{flushed} and {}", errors.len());
 }
 
+/// Makes two more snapshots, and compares what is said of `s1/` with what comes back.
+fn s1_comes_back_beside_two_more(mut s: Store) {
+    s.db.clone_prefix("a/", "s2/").unwrap();
+    s.db.clone_prefix("a/", "s3/").unwrap();
+    s.settled();
+    let (usage, freed) = compared(&mut s, &["s1/".into()], 1)[0].clone();
+    println!("{freed} B came back, said was {usage:?}; {:?}", s.db.stats().unwrap().nodes_by_height);
+    assert!(freed.abs_diff(usage.exclusive_bytes as i64) < 8 * BLOCK, "{freed} B came back of {usage:?}");
+}
+
 /// What waits at an edge of a shared node is not taken out while anything else of the edge is shown.
 #[test]
 fn messages_of_an_edge_that_stays_do_not_come_back() {
@@ -163,12 +173,7 @@ fn messages_of_an_edge_that_stays_do_not_come_back() {
     s.db.checkpoint().unwrap();
     s.db.clone_prefix("a/", "s1/").unwrap();
     (0..3).for_each(|n| s.db.delete_prefix(format!("a/000{n}")).unwrap());
-    s.db.clone_prefix("a/", "s2/").unwrap();
-    s.db.clone_prefix("a/", "s3/").unwrap();
-    s.settled();
-    let (usage, freed) = compared(&mut s, &["s1/".into()], 1)[0].clone();
-    println!("{freed} B came back, said was {usage:?}; {:?}", s.db.stats().unwrap().nodes_by_height);
-    assert!(freed.abs_diff(usage.exclusive_bytes as i64) < 8 * BLOCK, "{freed} B came back of {usage:?}");
+    s1_comes_back_beside_two_more(s);
 }
 
 /// A leaf of several trees of which a small part is shown no more stays as it is.
@@ -183,10 +188,5 @@ fn little_of_a_leaf_of_several_trees_does_not_come_back() {
     for ten in (0..500).filter(|ten| ten % 50 < 5) {
         s.db.delete_prefix(format!("a/{ten:05}")).unwrap();
     }
-    s.db.clone_prefix("a/", "s2/").unwrap();
-    s.db.clone_prefix("a/", "s3/").unwrap();
-    s.settled();
-    let (usage, freed) = compared(&mut s, &["s1/".into()], 1)[0].clone();
-    println!("{freed} B came back, said was {usage:?}; {:?}", s.db.stats().unwrap().nodes_by_height);
-    assert!(freed.abs_diff(usage.exclusive_bytes as i64) < 8 * BLOCK, "{freed} B came back of {usage:?}");
+    s1_comes_back_beside_two_more(s);
 }

@@ -112,7 +112,7 @@ fn a_merge_that_is_interrupted_or_killed_ends_soon_and_has_done_nothing() {
     write("f", "newer");
     let count = |text: &str| b.sh(&format!("grep -rlx {text} m/p | wc -l")).trim().parse::<usize>().unwrap();
     for signal in [Signal::INT, Signal::KILL] {
-        let mut merge = b.command(&["merge", "m/f"]).stdout(Stdio::null()).spawn().unwrap();
+        let mut merge = b.interruptible(&["merge", "m/f"]).stdout(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(300));
         assert!(merge.try_wait().unwrap().is_none(), "it is over already");
         kill_process(Pid::from_child(&merge), signal).unwrap();

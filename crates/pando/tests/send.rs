@@ -374,8 +374,12 @@ fn what_is_written_while_a_receive_ends_is_kept() {
 fn a_receive_interrupted_behind_the_last_block_goes_on() {
     let b = mounted!();
     let whole = sent_once(&b, "mkdir m/in");
-    let mut child =
-        b.command(&["receive", "m/in", "q"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = b
+        .interruptible(&["receive", "m/in", "q"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
     let mut pipe = child.stdin.take().unwrap();
     // All comes, but the sender does not hang up: whether something follows is not known.
     pipe.write_all(&whole).unwrap();

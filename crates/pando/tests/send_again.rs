@@ -157,7 +157,7 @@ fn a_dry_run_from_a_point_says_how_much_the_rest_would_be() {
 
 /// Begins a receive to `q` in `to` that has most of this stream and waits for more, and interrupts it.
 fn interrupted(b: &Bench, to: &str, stream: &[u8], signal: &str) -> Output {
-    let mut command = b.command(&["receive", to, "q"]);
+    let mut command = b.interruptible(&["receive", to, "q"]);
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut pipe = child.stdin.take().unwrap();
     pipe.write_all(stream).unwrap();

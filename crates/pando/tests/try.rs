@@ -35,7 +35,7 @@ fn it_cleans_up_when_interrupted() {
         "mkdir work t; for i in $(seq 3000); do echo $i > t/$i; done; head -c 30000000 /dev/urandom > t/big",
     );
     for (round, wait) in [5u64, 50, 150, 400].into_iter().enumerate() {
-        let mut command = b.command(&["try", "--work-dir", "work", "t"]);
+        let mut command = b.interruptible(&["try", "--work-dir", "work", "t"]);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let begin = Instant::now();
         while fs::read_dir(b.path("work")).unwrap().count() == 0 && child.try_wait().unwrap().is_none() {

@@ -150,6 +150,15 @@ impl Bench {
         command
     }
 
+    /// A command that signals end, also where the tests run with signals ignored: in the background of a shell, or under
+    /// nohup(1). The process has the number of the child.
+    pub fn interruptible(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("env");
+        command.args(["--default-signal=HUP,INT,QUIT,TERM", env!("CARGO_BIN_EXE_pando")]);
+        command.args(args).current_dir(&self.root).stdin(Stdio::null());
+        command
+    }
+
     pub fn run(&self, args: &[&str]) -> Output {
         self.command(args).output().unwrap()
     }

@@ -8,6 +8,8 @@
 
 #[path = "costs/bulk.rs"]
 mod bulk;
+#[path = "costs/check.rs"]
+mod check;
 #[path = "costs/clones.rs"]
 mod clones;
 #[path = "costs/delete.rs"]

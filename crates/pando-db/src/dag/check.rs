@@ -8,17 +8,22 @@
 //! each is owned once or free. Sizes and fanout are not invariants: they are
 //! restored by the next flush through a node.
 //!
-//! Each node is read once, whatever the number of paths to it.
+//! Each node is read once, whatever the number of paths to it. Pages wait until there are many, and are read in the
+//! order of their places: what is written at different times lies side by side on the device, and not in the nodes.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    mem,
+    sync::Arc,
+};
 
 use bytes::Bytes;
 
 use crate::{
     dag::tree::Tree,
-    error::{Error, Result},
+    error::Error,
     key::{Lens, Longest, Span},
-    node::{Body, Node, NodeId, PageRef, Run, Target},
+    node::{Body, Node, NodeId, PageRef, Run, Target, stored::Stored},
     store::{
         pager::{Handle, Pager},
         scattered,
@@ -45,6 +50,16 @@ pub(crate) struct Report {
     pub bytes: u64,
 }
 
+/// A page that waits to be read.
+struct UnreadPage {
+    node: NodeId,
+    home: Option<Arc<Stored>>,
+    page: PageRef,
+}
+
+/// Most pages that wait, a count: they take some 200 bytes each.
+const MAX_WAITING: usize = 64 << 10;
+
 struct Checker<'a> {
     tree: &'a Tree,
     pager: &'a Pager,
@@ -53,6 +68,7 @@ struct Checker<'a> {
     damaged: HashSet<NodeId>,
     /// Scattered extents whose directories were read, by their places; several nodes may have one in common.
     directories: HashSet<u64>,
+    waiting: Vec<UnreadPage>,
 }
 
 /// Most problems that are listed, a count.
@@ -66,6 +82,7 @@ pub(crate) fn check(tree: &Tree, pager: &Pager) -> Report {
         references: HashMap::new(),
         damaged: HashSet::new(),
         directories: HashSet::new(),
+        waiting: Vec::new(),
     };
     let mut entries = BTreeMap::new();
     tree.table.for_each(|id, entry| {
@@ -74,7 +91,11 @@ pub(crate) fn check(tree: &Tree, pager: &Pager) -> Report {
     *checker.references.entry(tree.root).or_default() += 1;
     for &id in entries.keys() {
         checker.check_node(id);
+        if checker.waiting.len() >= MAX_WAITING {
+            checker.check_waiting();
+        }
     }
+    checker.check_waiting();
     for (&id, &(count, _)) in &entries {
         let found = checker.references.get(&id).copied().unwrap_or(0);
         if found != u64::from(count) {
@@ -234,20 +255,32 @@ impl Checker<'_> {
                 self.problem(id, "pages out of order or out of bounds".into());
             }
             last = Some(page.last_key());
-            if let Err(error) = self.check_page(handle, page) {
-                self.problem(id, error.to_string());
-            }
+            self.waiting.push(UnreadPage { node: id, home: handle.home.clone(), page: page.clone() });
         }
     }
 
-    fn check_page(&mut self, handle: &Handle, page: &PageRef) -> Result<()> {
-        let loaded = self.pager.page_on_device(handle.home.as_ref(), page)?;
-        if loaded.longest() > page.longest {
-            return Err(Error::corrupt("node page", 0, "keys are longer than the header says"));
+    /// Reads the pages that wait. I/O: all of them, those that lie side by side at once.
+    fn check_waiting(&mut self) {
+        let waiting = mem::take(&mut self.waiting);
+        let pages = waiting.iter().enumerate().map(|(i, w)| (i, w.home.as_ref(), &w.page));
+        let mut wrong = Vec::new();
+        self.pager.pages_on_device(pages, |i, read| {
+            let page = &waiting[i].page;
+            match read {
+                Ok(loaded) if loaded.longest() > page.longest => {
+                    wrong.push((i, Error::corrupt("node page", 0, "keys are longer than the header says")));
+                }
+                Ok(_) => {
+                    self.report.pages += 1;
+                    self.report.bytes += u64::from(page.raw);
+                }
+                Err(error) => wrong.push((i, error)),
+            }
+        });
+        wrong.sort_by_key(|(i, _)| *i);
+        for (i, error) in wrong {
+            self.problem(waiting[i].node, error.to_string());
         }
-        self.report.pages += 1;
-        self.report.bytes += u64::from(page.raw);
-        Ok(())
     }
 
     /// Finds for every damaged node the keys that lead to it, by a walk that visits each sound node

@@ -73,14 +73,27 @@ pub(super) fn side_by_side<'p>(
     let mut wanted: Vec<Wanted<'p>> = Vec::new();
     for page in pages {
         let Some(next) = Wanted::of(home, page) else { break };
-        if let (Some(first), Some(last)) = (wanted.first(), wanted.last()) {
-            // The next extent begins at a block, so a little may lie between.
-            let follows = next.at >= last.end() && next.at - last.end() < BLOCK;
-            if !follows || next.end() - first.at > limit as u64 {
-                break;
-            }
+        if let (Some(first), Some(last)) = (wanted.first(), wanted.last())
+            && !is_in_one_request(first, last, &next, limit)
+        {
+            break;
         }
         wanted.push(next);
     }
     wanted
+}
+
+/// How many of the first of `wanted`, in the order of their places, one request of up to `limit` bytes brings. None
+/// only of none.
+pub(super) fn first_in_one_request(wanted: &[Wanted<'_>], limit: usize) -> usize {
+    let Some(first) = wanted.first() else { return 0 };
+    let pairs = wanted.iter().zip(wanted.iter().skip(1));
+    1 + pairs.take_while(|(last, next)| is_in_one_request(first, last, next, limit)).count()
+}
+
+/// True if a request of up to `limit` bytes that brings the pages from `first` to `last` would bring `next` as well.
+fn is_in_one_request(first: &Wanted<'_>, last: &Wanted<'_>, next: &Wanted<'_>, limit: usize) -> bool {
+    // The next extent begins at a block, so a little may lie between.
+    let follows = next.at >= last.end() && next.at - last.end() < BLOCK;
+    follows && next.end() - first.at <= limit as u64
 }

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
@@ -17,12 +18,15 @@ use crate::{
     store::{
         cache_key::CacheKey,
         cached::Cached,
-        page_id::place,
+        page_id::{Wanted, first_in_one_request, place},
         pager::{Handle, Pager},
         scattered,
         table::{Loc, Table},
     },
 };
+
+/// Most bytes that a request brings to be verified.
+const MAX_VERIFY_BYTES: usize = 1 << 20;
 
 impl Handle {
     /// The node, if it is as high as the table says.
@@ -79,6 +83,55 @@ impl Pager {
                 self.noting_if_needed(key, self.read_page(page, extent, segment)).map(Arc::new)
             }
         }
+    }
+
+    /// The same for many pages, whatever their nodes, in the order of their places: `see` gets the key that came with
+    /// each. Those that lie side by side are brought by one request of at most [`MAX_VERIFY_BYTES`]. Where one of them
+    /// is bad, they are read one by one.
+    pub fn pages_on_device<'p, K: Copy>(
+        &self,
+        pages: impl Iterator<Item = (K, Option<&'p Arc<Stored>>, &'p PageRef)>,
+        mut see: impl FnMut(K, Result<Arc<Page>>),
+    ) {
+        let mut placed = Vec::new();
+        for (key, home, page) in pages {
+            match Wanted::of(home, page) {
+                Some(wanted) if !matches!(page.loc, PageLoc::Mem(_)) => placed.push((wanted, (key, home))),
+                _ => see(key, self.page_on_device(home, page)),
+            }
+        }
+        placed.sort_by_key(|(wanted, _)| wanted.at);
+        let (wanted, whose): (Vec<_>, Vec<_>) = placed.into_iter().unzip();
+        let (mut wanted, mut whose) = (wanted.as_slice(), whose.as_slice());
+        while !wanted.is_empty() {
+            let number = first_in_one_request(wanted, MAX_VERIFY_BYTES);
+            let (group, more_wanted) = wanted.split_at(number);
+            let (group_whose, more_whose) = whose.split_at(number);
+            let stored = self.read_to_verify(group);
+            for (i, (wanted, &(key, home))) in group.iter().zip(group_whose).enumerate() {
+                let loaded = stored.get(i).and_then(|stored| {
+                    node_codec::load_page(wanted.page, wanted.segment, stored.clone(), wanted.at).ok()
+                });
+                see(
+                    key,
+                    match loaded {
+                        Some(page) => self.noting_if_needed(wanted.key, Ok(Arc::new(page))),
+                        None => self.page_on_device(home, wanted.page),
+                    },
+                );
+            }
+            (wanted, whose) = (more_wanted, more_whose);
+        }
+    }
+
+    /// The bytes of pages that lie side by side, unverified; of none if there is one only, or they cannot be read
+    /// together.
+    fn read_to_verify(&self, group: &[Wanted<'_>]) -> Vec<Bytes> {
+        if group.len() < 2 {
+            return Vec::new();
+        }
+        let lent = self.lender.read(group, MAX_VERIFY_BYTES as u64);
+        lent.map_or_else(|| self.read_apart(group), Ok).unwrap_or_default()
     }
 
     fn noting_if_needed<T>(&self, key: CacheKey, read: Result<T>) -> Result<T> {

@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use parking_lot::{MutexGuard, RwLock};
 
-use crate::{inode::InodeRef, types::Ino};
+use crate::{background_queue::BackgroundQueue, inode::InodeRef, types::Ino};
 
 /// Time after which the watcher is called a second time for an inode: at the first call, an answer with the old count
 /// may have been on its way to a kernel that did not know the inode yet.
@@ -20,7 +20,7 @@ const TOLD_AGAIN_AFTER: Duration = Duration::from_secs(1);
 pub(crate) type Watcher = Box<dyn Fn(Ino) + Send + Sync>;
 
 #[derive(Default)]
-struct CountingState {
+struct NamesToCount {
     /// Roots of the lineages in which a thread counts.
     busy: HashSet<Ino>,
     /// Roots that are known to be counted, or to wait for it.
@@ -31,8 +31,6 @@ struct CountingState {
     told: VecDeque<(Instant, Ino)>,
     /// There is work for the thread.
     wake: bool,
-    stopped: bool,
-    running: bool,
 }
 
 /// The right to count in a lineage, of one thread at a time.
@@ -40,15 +38,14 @@ pub(crate) struct CountingClaim(Arc<Counting>, Ino);
 
 impl Drop for CountingClaim {
     fn drop(&mut self) {
-        self.0.state.lock().busy.remove(&self.1);
+        self.0.queue.lock().work.busy.remove(&self.1);
     }
 }
 
 /// The counting of names on a mount.
 #[derive(Default)]
 pub(crate) struct Counting {
-    state: Mutex<CountingState>,
-    changed: Condvar,
+    queue: BackgroundQueue<NamesToCount>,
     /// Held shared by calls that put files into link areas, exclusively by the thread that removes ranges of them.
     pub area: RwLock<()>,
     watcher: OnceLock<Watcher>,
@@ -57,97 +54,80 @@ pub(crate) struct Counting {
 impl Counting {
     /// The right to count in the lineage with this root, if no other thread has it.
     pub(crate) fn begin(counting: &Arc<Self>, root: Ino) -> Option<CountingClaim> {
-        let begun = counting.state.lock().busy.insert(root);
+        let begun = counting.queue.lock().work.busy.insert(root);
         begun.then(|| CountingClaim(counting.clone(), root))
     }
 
     /// Notes that linked files of this root are looked at; false if that is known.
     pub(crate) fn is_new(&self, root: Ino) -> bool {
-        self.state.lock().seen.insert(root)
+        self.queue.lock().work.seen.insert(root)
     }
 
     /// Forgets all roots that [`Counting::is_new`] has noted.
     pub(crate) fn forget_all(&self) {
-        self.state.lock().seen.clear();
+        self.queue.lock().work.seen.clear();
     }
 
     /// Puts the root of a lineage into the queue of those to be counted.
     pub(crate) fn wants(&self, root: InodeRef) {
-        self.state.lock().waiting.push_back(root);
+        self.queue.lock().work.waiting.push_back(root);
     }
 
     /// One of the roots that wait.
     pub(crate) fn next(&self) -> Option<InodeRef> {
-        self.state.lock().waiting.pop_front()
+        self.queue.lock().work.waiting.pop_front()
     }
 
-    /// Wakes the background thread. True if there is none: then it has to be started.
-    pub(crate) fn wake(&self) -> bool {
-        let mut state = self.state.lock();
-        state.wake = true;
-        self.changed.notify_all();
-        !state.running && !state.stopped
-    }
-
-    /// Notes that the background thread is started; false if there is one already, or the mount ends.
-    pub(crate) fn started(&self) -> bool {
-        let mut state = self.state.lock();
-        !state.stopped && !std::mem::replace(&mut state.running, true)
+    /// Wakes the background thread, and notes that it is started if there is none: then it is true.
+    pub(crate) fn start(&self) -> bool {
+        self.queue.lock().work.wake = true;
+        self.queue.wake();
+        self.queue.start(|_| true)
     }
 
     /// Whether the background thread has something to count; if not, it has to end. Calls the watcher a second time
     /// for inodes that are due, and waits until the others are.
     pub(crate) fn has_work(&self) -> bool {
-        let mut state = self.state.lock();
+        let mut state = self.queue.lock();
         loop {
-            if state.stopped || (!state.wake && state.told.is_empty()) {
-                state.running = false;
-                self.changed.notify_all();
+            let has_work = state.work.wake || !state.work.told.is_empty();
+            if !self.queue.goes_on(&mut state, has_work) {
                 return false;
             }
             let now = Instant::now();
-            let due = state.told.iter().take_while(|(at, _)| *at <= now).count();
+            let due = state.work.told.iter().take_while(|(at, _)| *at <= now).count();
             if due > 0 {
-                let due: Vec<_> = state.told.drain(..due).collect();
+                let due: Vec<_> = state.work.told.drain(..due).collect();
                 MutexGuard::unlocked(&mut state, || due.iter().for_each(|(_, ino)| self.notify(*ino)));
-            } else if state.wake {
-                state.wake = false;
+            } else if state.work.wake {
+                state.work.wake = false;
                 return true;
-            } else if let Some((at, _)) = state.told.front().copied() {
-                self.changed.wait_until(&mut state, at);
+            } else if let Some((at, _)) = state.work.told.front().copied() {
+                self.queue.wait_until(&mut state, at);
             }
         }
     }
 
     /// Waits for `time`. False if the mount ends meanwhile.
     pub(crate) fn pause(&self, time: Duration) -> bool {
-        let mut state = self.state.lock();
-        if !state.stopped {
-            self.changed.wait_for(&mut state, time);
-        }
-        !state.stopped
+        let mut state = self.queue.lock();
+        self.queue.wait_until(&mut state, Instant::now() + time);
+        !state.is_stopped()
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        self.state.lock().stopped
+        self.queue.is_stopped()
     }
 
     /// Notes that the background thread has ended.
     pub(crate) fn ended(&self) {
-        self.state.lock().running = false;
-        self.changed.notify_all();
+        self.queue.ended();
     }
 
     /// Ends the counting, and returns when the background thread has ended.
     pub(crate) fn stop(&self) {
-        let mut state = self.state.lock();
-        state.stopped = true;
-        self.changed.notify_all();
-        while state.running {
-            self.changed.wait(&mut state);
-        }
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
+        self.queue.stop();
+        let waiting = std::mem::take(&mut self.queue.lock().work.waiting);
         drop(waiting); // which may drop the last reference of an inode: not under the lock
     }
 
@@ -161,13 +141,13 @@ impl Counting {
     pub(crate) fn tell(&self, ino: Ino, again: bool) {
         self.notify(ino);
         if again && self.watcher.get().is_some() {
-            self.state.lock().told.push_back((Instant::now() + TOLD_AGAIN_AFTER, ino));
+            self.queue.lock().work.told.push_back((Instant::now() + TOLD_AGAIN_AFTER, ino));
         }
     }
 
     /// Whether a second call of the watcher is due for any inode.
     pub(crate) fn tells_again(&self) -> bool {
-        !self.state.lock().told.is_empty()
+        !self.queue.lock().work.told.is_empty()
     }
 
     fn notify(&self, ino: Ino) {

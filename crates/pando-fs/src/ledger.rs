@@ -11,9 +11,9 @@ use std::{
 };
 
 use pando_db::waiting;
-use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::inode::InodeRef;
+use crate::{background_queue::BackgroundQueue, inode::InodeRef};
 
 /// Most directories in snapshots whose counts are remembered.
 const MAX_FROZEN_DIRS: usize = 256;
@@ -24,15 +24,6 @@ const MAX_WAITING_DIRS: usize = 256;
 pub(crate) type SharedAccounts<'a> = RwLockReadGuard<'a, ()>;
 /// The lock, held exclusively.
 pub(crate) type SoleAccounts<'a> = RwLockWriteGuard<'a, ()>;
-
-/// What is to be counted, and the thread that counts.
-#[derive(Default)]
-struct RecountQueue {
-    /// Stale, or above something that is.
-    waiting: VecDeque<InodeRef>,
-    running: bool,
-    stopped: bool,
-}
 
 /// The accounts of a mount.
 #[derive(Default)]
@@ -46,8 +37,8 @@ pub(crate) struct Ledger {
     frozen: Mutex<HashMap<Vec<u8>, i64>>,
     /// Numbers of snapshots from which linked files without a name were removed, and that may not show it.
     stripped: Mutex<HashSet<u32>>,
-    state: Mutex<RecountQueue>,
-    changed: Condvar,
+    /// Directories to be counted: stale, or above something that is.
+    stale: BackgroundQueue<VecDeque<InodeRef>>,
 }
 
 impl Ledger {
@@ -108,54 +99,43 @@ impl Ledger {
 
     /// Puts a directory into the queue of those to be counted.
     pub(crate) fn wants(&self, dir: &InodeRef) {
-        let mut state = self.state.lock();
-        let known = state.waiting.iter().any(|other| other.ino == dir.ino);
-        if !known && !state.stopped && state.waiting.len() < MAX_WAITING_DIRS {
-            state.waiting.push_back(dir.clone());
+        let mut stale = self.stale.lock();
+        let known = stale.work.iter().any(|other| other.ino == dir.ino);
+        if !known && !stale.is_stopped() && stale.work.len() < MAX_WAITING_DIRS {
+            stale.work.push_back(dir.clone());
         }
     }
 
     /// The next of the queue.
     pub(crate) fn next(&self) -> Option<InodeRef> {
-        self.state.lock().waiting.pop_front()
+        self.stale.lock().work.pop_front()
     }
 
     /// Notes that a background thread counts; false if one does already, the queue is empty, or the mount ends.
     pub(crate) fn start(&self) -> bool {
-        let mut state = self.state.lock();
-        !state.stopped && !state.waiting.is_empty() && !std::mem::replace(&mut state.running, true)
+        self.stale.start(|waiting| !waiting.is_empty())
     }
 
     /// Whether the background thread is to go on. If not, there is none from now on.
     pub(crate) fn goes_on(&self) -> bool {
-        let mut state = self.state.lock();
-        let goes_on = !state.stopped && !state.waiting.is_empty();
-        if !goes_on {
-            state.running = false;
-            self.changed.notify_all();
-        }
-        goes_on
+        let mut stale = self.stale.lock();
+        let has_work = !stale.work.is_empty();
+        self.stale.goes_on(&mut stale, has_work)
     }
 
     /// The background thread has ended.
     pub(crate) fn ended(&self) {
-        self.state.lock().running = false;
-        self.changed.notify_all();
+        self.stale.ended();
     }
 
     pub(crate) fn is_stopped(&self) -> bool {
-        self.state.lock().stopped
+        self.stale.is_stopped()
     }
 
     /// Ends the counting, and returns when the background thread has ended.
     pub(crate) fn stop(&self) {
-        let mut state = self.state.lock();
-        state.stopped = true;
-        while state.running {
-            self.changed.wait(&mut state);
-        }
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
+        self.stale.stop();
+        let waiting = std::mem::take(&mut self.stale.lock().work);
         drop(waiting); // which may drop the last reference of an inode: not under the lock
     }
 }

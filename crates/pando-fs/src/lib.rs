@@ -61,6 +61,7 @@ mod acl;
 mod allocate;
 mod attrs;
 mod background;
+mod background_queue;
 mod below;
 mod bill;
 mod blockmap;

@@ -7,12 +7,10 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use parking_lot::{Condvar, Mutex};
-
-use crate::types::Ino;
+use crate::{background_queue::BackgroundQueue, types::Ino};
 
 /// Something without a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,40 +21,32 @@ pub(crate) enum Unremoved {
     Work(u32),
 }
 
-#[derive(Default)]
-struct RemovalQueue {
-    waiting: VecDeque<Unremoved>,
-    running: bool,
-    stopped: bool,
-}
-
 /// What waits to be removed on a mount.
 #[derive(Default)]
 pub(crate) struct Removals {
-    queue: Mutex<RemovalQueue>,
-    changed: Condvar,
+    queue: BackgroundQueue<VecDeque<Unremoved>>,
 }
 
 impl std::fmt::Debug for Removals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Removals").field("waiting", &self.queue.lock().waiting.len()).finish_non_exhaustive()
+        f.debug_struct("Removals").field("waiting", &self.queue.lock().work.len()).finish_non_exhaustive()
     }
 }
 
 impl Removals {
     /// Puts something into the queue.
     pub(crate) fn add(&self, what: Unremoved) {
-        self.queue.lock().waiting.push_back(what);
+        self.queue.lock().work.push_back(what);
     }
 
     /// The first of the queue, which stays in it until [`Removals::removed`].
     pub(crate) fn first(&self) -> Option<Unremoved> {
-        self.queue.lock().waiting.front().copied()
+        self.queue.lock().work.front().copied()
     }
 
     /// Takes the first out of the queue: it is removed.
     pub(crate) fn removed(&self) {
-        self.queue.lock().waiting.pop_front();
+        self.queue.lock().work.pop_front();
     }
 
     /// Inode numbers of the files that wait.
@@ -66,43 +56,32 @@ impl Removals {
             Unremoved::Orphan(ino) => Some(*ino),
             Unremoved::Work(_) => None,
         };
-        queue.waiting.iter().filter_map(orphan).collect()
+        queue.work.iter().filter_map(orphan).collect()
     }
 
     /// Notes that the background thread is started; false if there is one already, or the mount ends.
     pub(crate) fn start(&self) -> bool {
-        let mut queue = self.queue.lock();
-        !queue.stopped && !std::mem::replace(&mut queue.running, true)
+        self.queue.start(|_| true)
     }
 
     /// Waits for `time`. False if the background thread is to end, because nothing waits or the mount ends: then there
     /// is none from now on.
     pub(crate) fn goes_on_after(&self, time: Duration) -> bool {
         let mut queue = self.queue.lock();
-        if !queue.stopped && !queue.waiting.is_empty() {
-            self.changed.wait_for(&mut queue, time);
+        if !queue.work.is_empty() {
+            self.queue.wait_until(&mut queue, Instant::now() + time);
         }
-        let goes_on = !queue.stopped && !queue.waiting.is_empty();
-        if !goes_on {
-            queue.running = false;
-            self.changed.notify_all();
-        }
-        goes_on
+        let has_work = !queue.work.is_empty();
+        self.queue.goes_on(&mut queue, has_work)
     }
 
     /// Notes that the background thread has ended.
     pub(crate) fn ended(&self) {
-        self.queue.lock().running = false;
-        self.changed.notify_all();
+        self.queue.ended();
     }
 
     /// Returns when the background thread has ended, after which none is started.
     pub(crate) fn stop(&self) {
-        let mut queue = self.queue.lock();
-        queue.stopped = true;
-        self.changed.notify_all();
-        while queue.running {
-            self.changed.wait(&mut queue);
-        }
+        self.queue.stop();
     }
 }

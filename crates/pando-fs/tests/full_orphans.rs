@@ -299,3 +299,59 @@ fn no_file_gets_the_number_of_an_orphan_that_waits() {
     let fs = Fs::open(scene.device.reopen(), options().read_only(true)).unwrap();
     assert_eq!(orphans(&fs), 0);
 }
+
+/// A store of `size` bytes with open files, filled by others until each size is refused, whose open files are then
+/// removed and replaced.
+fn remove_open_files_on_a_full_store(size: u64, node: u32, seed: u64) {
+    const OPEN_FILES: usize = 30;
+    let device = Arc::new(SimDevice::new(size, seed));
+    Fs::format(device.clone(), &FormatOptions::default().node_size(node).log_size(LOG_BYTES)).unwrap();
+    let w = World::over(Fs::open(device, options()).unwrap());
+    w.mkdir("/d");
+    let open: Vec<_> = (0..OPEN_FILES)
+        .map(|i| {
+            let made = w.at(&format!("/d/o{i}"), |d, n| w.fs.create(&w.me, d, n, 0o644, O_RDWR));
+            let (attr, handle) = made.unwrap();
+            w.fs.write(handle, attr.ino, 0, &noise(i as u64, ORPHAN_BYTES), false).unwrap();
+            (attr.ino, handle)
+        })
+        .collect();
+    let data = noise(seed, 100_000);
+    let write = |path: &str, len| w.create(path).and_then(|_| w.write_at(path, 0, &data[..len]));
+    let written = [data.len(), 10_000, 1000, 10].map(|len| {
+        let write = |i| write(&format!("/d/f{len}.{i}"), len);
+        (0..).find(|&i| write(i).is_err()).unwrap()
+    });
+    let stats = w.fs.db().stats().unwrap();
+    let (free, reserve) = (stats.device_size - stats.used, (size / 16).max(48 * u64::from(node)));
+    println!("{size} B, seed {seed}: {written:?} files, {free} B are free, and {reserve} B reserved");
+    assert!(free < reserve + reserve / 16, "vacuous: {free} B are free");
+    // Looking for space has taken none.
+    assert!(free > reserve - reserve / 16, "{free} B of {reserve} are left when writes have been refused");
+    for i in 0..OPEN_FILES {
+        let name = format!("/d/o{i}");
+        match i % 2 {
+            0 => w.unlink(&name),
+            _ => w.rename(&format!("/d/f{}.{i}", data.len()), &name, 0),
+        }
+        .unwrap_or_else(|e| panic!("{size} B, seed {seed}, file {i}: {e}"));
+    }
+    for (i, (ino, handle)) in open.into_iter().enumerate() {
+        let data = w.fs.read(handle, ino, 0, ORPHAN_BYTES as u32).unwrap();
+        assert!(data[..] == noise(i as u64, ORPHAN_BYTES), "{i}");
+        w.fs.release(ino, handle);
+        w.fs.forget(ino, 1);
+    }
+    assert_eq!(orphans(&w.fs), 0);
+    check_keys(&w);
+    w.fs.close().unwrap();
+}
+
+/// The write that was refused took so much of the reserve, to look for space, that what moves was refused as well: an
+/// open file could not be removed, nor a file be replaced.
+#[test]
+fn open_files_are_removed_and_replaced_on_a_full_store() {
+    for (size, node, seed) in [(128 << 20, 64 << 10, 7), (128 << 20, 64 << 10, 8), (48 << 20, 16 << 10, 9)] {
+        remove_open_files_on_a_full_store(size, node, seed);
+    }
+}

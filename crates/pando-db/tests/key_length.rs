@@ -15,6 +15,7 @@ use bytes::Bytes;
 use pando_db::{
     Batch, CreateOptions, Db, Error, MAX_KEY, Merge, Op, Options, PatchMerge, Result,
     device::{Device, DeviceCall, HookedDevice, MemDevice},
+    patch,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
@@ -515,8 +516,9 @@ type Meanwhile = fn(&Db);
 /// the search: it made a key of more than `MAX_KEY` bytes. And what cannot matter is no reason to search again.
 #[test]
 fn what_comes_and_is_flushed_while_a_clone_searches_counts() {
-    let cases: [(&str, Meanwhile, bool); 5] = [
+    let cases: [(&str, Meanwhile, bool); 6] = [
         ("a long key, flushed", |db| put_flushed(db, padded("src/x", MAX_KEY - 30)), true),
+        ("a long key of an upsert, flushed", |db| upsert_flushed(db, padded("src/x", MAX_KEY - 30)), true),
         ("a long key that is in memory", |db| db.put(padded("src/x", MAX_KEY - 30), "long").unwrap(), true),
         ("a clone of long keys", |db| db.clone_prefix("longer/", "src/y/").unwrap(), true),
         ("a short key, flushed", |db| put_flushed(db, "src/x".into()), false),
@@ -561,6 +563,11 @@ fn what_comes_and_is_flushed_while_a_clone_searches_counts() {
 
 fn put_flushed(db: &Db, key: Bytes) {
     db.put(key, "came meanwhile").unwrap();
+    db.checkpoint().unwrap();
+}
+
+fn upsert_flushed(db: &Db, key: Bytes) {
+    db.upsert(key, patch::write(0, b"came meanwhile")).unwrap();
     db.checkpoint().unwrap();
 }
 

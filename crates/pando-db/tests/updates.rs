@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::model::merge::{DELETE, ModelMerge, add};
 use bytes::Bytes;
 use pando_db::{
-    Batch, CreateOptions, Db, Error, InspectOptions, MAX_PREFIX_UPSERT, MessageInfo, Options,
+    Batch, CreateOptions, Db, Error, InspectOptions, MAX_PREFIX_UPSERT, Merge, MessageInfo, Options,
     device::{Device, MemDevice},
     patch,
 };
@@ -327,4 +327,43 @@ fn the_version_before_is_refused_by_name() {
     device.write_at(0, &bytes[..2 * crate::image::BLOCK]).unwrap();
     let error = Db::open(device, options(1 << 20)).unwrap_err();
     assert!(matches!(&error, Error::Format(why) if why.contains("version 2; this is 3")), "{error}");
+}
+
+/// Sets the value, or deletes it. Of two plain changes the second decides; of two changes of a prefix it is left out
+/// behind one that deletes.
+struct Setting;
+
+impl Merge for Setting {
+    fn name(&self) -> &'static str {
+        "setting"
+    }
+
+    fn apply(&self, _: Option<&[u8]>, op: &[u8]) -> Option<Bytes> {
+        (op != DELETE).then(|| Bytes::copy_from_slice(op))
+    }
+
+    fn combine(&self, _: &[u8], second: &[u8]) -> Option<Bytes> {
+        Some(Bytes::copy_from_slice(second))
+    }
+
+    fn combine_present(&self, first: &[u8], second: &[u8]) -> Option<Bytes> {
+        Some(Bytes::copy_from_slice(if first == DELETE { first } else { second }))
+    }
+}
+
+/// Where a change of the key itself waits too, those of prefixes were combined as plain ones in no test.
+#[test]
+fn changes_of_a_prefix_are_combined_as_such_behind_one_of_the_key() {
+    let options = || options(1 << 20).merge(Arc::new(Setting));
+    let device = Arc::new(MemDevice::new(64 << 20));
+    Db::create(device.clone(), &CreateOptions::default(), &options()).unwrap();
+    let db = Db::open(device, options()).unwrap();
+    db.put("key", "old").unwrap();
+    db.checkpoint().unwrap();
+    db.upsert("key", "one").unwrap();
+    db.upsert_prefix("", DELETE).unwrap();
+    db.upsert_prefix("", "two").unwrap();
+    assert_eq!(get(&db, "key"), None);
+    db.settle().unwrap();
+    assert_eq!(get(&db, "key"), None);
 }

@@ -265,6 +265,14 @@ mod tests {
         assert_eq!(all.len(), 200_000);
     }
 
+    /// Behind the first of them no other is left out.
+    #[test]
+    fn of_names_with_one_cookie_the_first_is_found() {
+        let mut part = NameList::default();
+        [b"a", b"b", b"c"].iter().for_each(|name| part.push(7, *name));
+        assert_eq!(part.find(7), Some(&b"a"[..]));
+    }
+
     #[test]
     fn stored_parts_are_read_and_damaged_ones_do_no_harm() {
         let mut part = NameList::default();

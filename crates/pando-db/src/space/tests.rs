@@ -335,6 +335,7 @@ fn discards_that_fail_or_cannot_be_end() {
     drop(space.allocate(100 * BLOCK).unwrap());
     device.set_fail_at(Some(0), FailMode::Once);
     assert!(matches!(space.discard_step(QUIET), Err(Error::Io { action: "discard", .. })));
+    assert_eq!(space.backed_bytes(), 0, "what a discard that failed was about is reserved again");
     space.check_lists();
     let requests = device.requests();
     assert!(!space.discard_step(QUIET).unwrap());
@@ -436,6 +437,19 @@ fn hostile_ranges_are_corrupt() {
     }
     assert!(matches!(space.allocate(u64::MAX), Err(Error::NoSpace)));
     assert_eq!(space.used_bytes(), BLOCK);
+}
+
+/// Nodes that name one extent of pages name the same bytes of it.
+#[test]
+fn pages_that_are_adopted_again_are_the_same_bytes() {
+    let space = space(10);
+    let adopt = |at, len| space.adopt_shared(START + at * BLOCK, len * BLOCK);
+    let pages = adopt(5, 2).unwrap();
+    assert!(Arc::ptr_eq(&pages, &adopt(5, 2).unwrap()));
+    for (at, len) in [(5, 1), (5, 3), (6, 1), (4, 2)] {
+        assert!(adopt(at, len).is_err_and(|e| e.is_damage()), "{len} blocks at {at}");
+    }
+    assert_eq!(space.used_bytes(), 2 * BLOCK);
 }
 
 /// What was allocated on a nearly full host can be written; the rest is refused up front.

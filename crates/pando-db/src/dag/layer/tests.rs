@@ -320,3 +320,29 @@ fn a_page_whose_prefix_is_too_short_is_an_error_where_an_edge_lifts_more() {
     assert!(page.is_inside(&span));
     assert!(run.slice(&span, &pager()).is_err_and(|error| error.is_damage()));
 }
+
+/// Edges that become one have layers of the same time, and either may have the oldest.
+#[test]
+fn layers_that_come_beside_others_are_put_in_order() {
+    let layer = |newest, key: &'static str| {
+        let points = BTreeMap::from([(Bytes::from(key), Msg::Put("value".into()))]);
+        Layer { newest, run: run(points), ..Layer::default() }
+    };
+    let mut edge = Edge::default();
+    edge.push_layer(layer(4, "a"), &pager(), &Text).expect("in memory");
+    edge.add_beside(vec![layer(2, "c"), layer(3, "d")], &pager(), &Text).expect("in memory");
+    assert!(edge.layers.is_sorted_by_key(|layer| layer.newest), "{edge:?}");
+    let points: usize = edge.layers.iter().map(|layer| layer.run.entries()).sum();
+    assert_eq!((edge.layers.last().map(|layer| layer.newest), points), (Some(4), 3));
+}
+
+/// Each header of a damaged image may be right in itself, and still name pages that overlap those of another.
+#[test]
+fn pages_out_of_order_are_an_error_where_a_run_is_built_of_them() {
+    let page = |key: &'static str| run(BTreeMap::from([(Bytes::from(key), Msg::Delete)])).pages.remove(0);
+    for (first, second) in [("b", "a"), ("a", "a")] {
+        let mut writer = RunBuilder::new(PAGE);
+        writer.push_page(page(first)).expect("the first page");
+        assert!(writer.push_page(page(second)).is_err_and(|error| error.is_damage()));
+    }
+}

@@ -267,7 +267,8 @@ mod tests {
     use crate::{
         CreateOptions, Db, Options,
         db::engine::Engine,
-        device::{BLOCK, DeviceCall, HookedDevice, SimDevice},
+        device::{BLOCK, Device, DeviceCall, HookedDevice, SimDevice},
+        locks::Mutex,
         store::{log::LogPos, superblock::Superblock},
     };
 
@@ -415,6 +416,28 @@ mod tests {
             "the checkpoint has written little: {first} and {begun} bytes were free"
         );
         assert_eq!(db.engine().space.free_bytes(), begun);
+    }
+
+    /// A crash could leave a superblock that tells of more than the device has: such a store is not opened.
+    #[test]
+    fn growth_is_durable_before_a_superblock_tells_it() {
+        let sim = small_store();
+        // The calls, and the size of the device at each.
+        let calls: Arc<Mutex<Vec<(DeviceCall, u64)>>> = Arc::default();
+        let (seen, below) = (calls.clone(), sim.clone());
+        let device = HookedDevice::new(sim, false, move |call| {
+            seen.lock().push((call.clone(), below.size()));
+            Ok(())
+        });
+        let db = Db::open(Arc::new(device), without_threads()).unwrap();
+        calls.lock().clear();
+        db.grow(32 << 20).unwrap();
+        let calls = calls.lock();
+        let durable = calls.iter().position(|(call, size)| *call == DeviceCall::Flush && *size == 32 << 20);
+        let told = calls
+            .iter()
+            .position(|(call, _)| matches!(call, DeviceCall::Write(bytes) if bytes.start < 2 * BLOCK));
+        assert!(durable.zip(told).is_some_and(|(durable, told)| durable < told), "{calls:?}");
     }
 
     #[test]

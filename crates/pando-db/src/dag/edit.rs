@@ -317,22 +317,6 @@ impl<'a> Edit<'a> {
         nodes >= limits.edit_nodes || (nodes >= MIN_EDIT_NODES && self.memory >= limits.edit_bytes)
     }
 
-    /// Bytes by which the changed nodes are larger than those that they replace, without compression, if each node takes
-    /// `beside` bytes besides its content. Negative if the edit gives space back, as soon as nobody holds
-    /// the old ones. I/O: headers of these.
-    pub fn growth(&self, beside: u64) -> Result<i64> {
-        let mut bytes = 0;
-        for (&id, version) in &self.nodes {
-            if self.base.get(id).is_some() {
-                bytes -= self.cx.pager.node(&self.base, id)?.node.bytes() as i64 + beside as i64;
-            }
-            if let Version::Changed(node) = version {
-                bytes += node.bytes() as i64 + beside as i64;
-            }
-        }
-        Ok(bytes)
-    }
-
     /// Nodes that the edit holds.
     pub fn changed_nodes(&self) -> usize {
         self.nodes.len()

@@ -29,8 +29,6 @@ pub(crate) enum Tombstones {
     Worthwhile,
     /// As `All`, and edges where many other messages wait: the values that these replace take space until they arrive.
     AndMessages,
-    /// As `AndMessages`, but of the other messages only those that wait right above a leaf.
-    AndMessagesAboveLeaves,
 }
 
 /// Where space is short, the messages of an edge are flushed if they take at least 1/n of the size of a node.
@@ -112,11 +110,9 @@ impl Edit<'_> {
     fn is_wanted(&self, node: &Node, i: usize, which: Tombstones, left: &mut usize) -> Result<bool> {
         let Some(edge) = node.edges().get(i) else { return Ok(false) };
         let many = (self.cx.limits.node / MANY_FRACTION).max(MANY_BYTES);
-        let holds_many = edge.pending() >= many && edge.child.is_some();
         match which {
-            Tombstones::AndMessages if holds_many => Ok(true),
-            Tombstones::AndMessagesAboveLeaves if holds_many && node.height == 1 => Ok(true),
-            Tombstones::All | Tombstones::AndMessages | Tombstones::AndMessagesAboveLeaves => {
+            Tombstones::AndMessages if edge.pending() >= many && edge.child.is_some() => Ok(true),
+            Tombstones::All | Tombstones::AndMessages => {
                 Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?)
             }
             Tombstones::Worthwhile => self.pays_to_push_down(node, i, left),

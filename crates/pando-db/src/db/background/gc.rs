@@ -21,10 +21,9 @@ use crate::{
         background::gc_limits::STEP_NODES,
         engine::{
             Engine,
-            gc_state::{GcProgress, GcStage, GcStep, MessageTries, Settling},
+            gc_state::{GcProgress, GcStage, GcStep, Settling},
         },
     },
-    device::BLOCK,
     error::{Error, Result},
     key::behind,
     waiting,
@@ -192,7 +191,6 @@ impl Engine {
             let mut walked = self.gc_progress.lock();
             if !walked.begun {
                 (walked.begun, walked.from, walked.since, walked.any) = (true, Bytes::new(), newest, false);
-                walked.tries = MessageTries::default();
             }
             walked.from.clone()
         };
@@ -206,8 +204,7 @@ impl Engine {
                 next = Some(key.clone());
                 break;
             }
-            any |= self.push_down_at(key, Tombstones::All)?
-                || which == Tombstones::AndMessages && self.try_messages_at(key)?;
+            any |= self.push_down_at(key, which)?;
         }
         let mut walked = self.gc_progress.lock();
         walked.any |= any;
@@ -254,31 +251,6 @@ impl Engine {
     fn push_down_at(&self, key: &Bytes, which: Tombstones) -> Result<bool> {
         let _turn = self.lock_for_edit()?;
         or_unchanged(self.edit_with(&self.gc_context(), |edit| edit.push_down_at(key, which), |_| ()))
-    }
-
-    /// Pushes the messages on the path to `key` down, or only those right above a leaf, if that gives space back.
-    /// Returns whether it did. Messages that replace nothing stay: in many new leaves they would take more space.
-    fn try_messages_at(&self, key: &Bytes) -> Result<bool> {
-        if !self.gc_progress.lock().tries.is_due() {
-            return Ok(false);
-        }
-        let mut gives = false;
-        for which in [Tombstones::AndMessages, Tombstones::AndMessagesAboveLeaves] {
-            let _turn = self.lock_for_edit()?;
-            // A node takes whole blocks.
-            let push_down =
-                |edit: &mut Edit<'_>| match edit.push_down_at(key, which)? && edit.growth(BLOCK)? < 0 {
-                    true => Ok(true),
-                    // As nothing is published if there is no space.
-                    false => Err(Error::NoSpace),
-                };
-            gives = or_unchanged(self.edit_with(&self.gc_context(), push_down, |_| ()))?;
-            if gives {
-                break;
-            }
-        }
-        self.gc_progress.lock().tries.has_tried(gives);
-        Ok(gives)
     }
 
     /// True if a delete in a memtable would free a large part of a node. I/O: headers on its path.

@@ -18,9 +18,6 @@ const MIN_DELETES_UNTIL_RETRY: u32 = 4;
 /// The same after many failures, a count: it doubles up to this.
 const MAX_DELETES_UNTIL_RETRY: u32 = 512;
 
-/// Of places that the walk has passed since messages gave space back, it passes 1/n more before the next try.
-const TRY_SHARE: u64 = 4;
-
 /// A call of `Engine::settle` in progress.
 pub(crate) struct Settling {
     /// The number of the newest batch whose deletes it has to push down.
@@ -40,8 +37,6 @@ pub(crate) struct GcProgress {
     pub since: u64,
     /// The walk has pushed something down, which may now wait at a lower node.
     pub any: bool,
-    /// Which of the places where other messages wait the walk tries.
-    pub tries: MessageTries,
     /// A step has changed something that `Engine::settle` has not counted yet.
     pub changed: bool,
     /// A step has changed something since the last checkpoint that was made where space is short.
@@ -155,33 +150,6 @@ impl GcProgress {
     }
 }
 
-/// At which places a walk tries whether messages give space back when they are pushed down. A try makes all nodes that
-/// it would change, and where messages replace nothing it is in vain: then a walk makes fewer and fewer, about 40 for
-/// 10,000 places, and passes over no more than a fifth of them in a row.
-#[derive(Debug, Default)]
-pub(crate) struct MessageTries {
-    /// Places since a try has given space back, a count.
-    passed: u64,
-    /// The number of passed places at which the next try is due.
-    next: u64,
-}
-
-impl MessageTries {
-    /// Whether to try at one more place.
-    pub fn is_due(&mut self) -> bool {
-        self.passed += 1;
-        self.passed > self.next
-    }
-
-    /// Notes whether a try has given space back.
-    pub fn has_tried(&mut self, gave: bool) {
-        *self = match gave {
-            true => MessageTries::default(),
-            false => MessageTries { next: self.passed + self.passed / TRY_SHARE, ..*self },
-        };
-    }
-}
-
 /// Whether garbage collection frees more space than it takes, where space is short.
 #[derive(Default)]
 pub(crate) struct GcYield {
@@ -256,22 +224,6 @@ mod tests {
         assert_eq!((walks as u32 + 1, beside.has_settled()), (SETTLE_WALKS, true));
         assert!(!progress(Some(7), false).has_walked(8, 8));
         assert!(beside.settles_beside(8) && !beside.settles_beside(7));
-    }
-
-    #[test]
-    fn tries_in_vain_become_rare() {
-        let mut tries = MessageTries::default();
-        let mut tried = Vec::new();
-        for place in 0..10_000u64 {
-            if tries.is_due() {
-                tried.push(place);
-                tries.has_tried(false);
-            }
-        }
-        assert!(tried.len() < 50 && tried.starts_with(&[0, 1, 2, 3]), "{tried:?}");
-        assert!(tried.windows(2).all(|pair| pair[1] - pair[0] <= pair[0] / 4 + 2), "{tried:?}");
-        tries.has_tried(true);
-        assert!(tries.is_due());
     }
 
     /// Otherwise the nodes that it replaced would stay until another thread makes a checkpoint.

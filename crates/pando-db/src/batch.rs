@@ -64,6 +64,8 @@ pub(crate) enum Effect {
     Shrinks,
     /// By [`Batch::releases`].
     Releases,
+    /// By [`Batch::moves_once`].
+    MovesOnce,
 }
 
 impl Batch {
@@ -172,6 +174,14 @@ impl Batch {
     /// used up what is kept back for them.
     pub fn releases(&mut self) -> &mut Self {
         self.effect = Effect::Releases;
+        self
+    }
+
+    /// Says that the batch can be repeated only as often as there is something to delete, though it moves keys: what
+    /// it moves was named until then, and is deleted next. If it is small, and deletes, a full store lets it in where
+    /// it refuses other batches that move, and stops where those of two edits are left for deletes.
+    pub fn moves_once(&mut self) -> &mut Self {
+        self.effect = Effect::MovesOnce;
         self
     }
 

@@ -288,6 +288,8 @@ impl Fs {
         bill.subtract(above, taken);
         let kept = self.keep_for_late_calls(&inode);
         let fate = self.remove_file(&mut batch, &at, &entry, &inode, now)?;
+        // If the file is open, its data moves. To repeat that, a caller has to make files, which takes space.
+        batch.moves_once();
         Self::change_dir(&mut batch, &at, &touched);
         let reserved = self.reserve(&mut batch, bill)?;
         self.db.write(batch)?;

@@ -370,7 +370,13 @@ impl Fs {
             match (moved.kind == FileKind::Directory, target.kind == FileKind::Directory) {
                 (true, false) => return Err(Error::NotDirectory(target.label())),
                 (false, true) => return Err(Error::IsDirectory(target.label())),
-                (false, false) => fate = self.remove_file(&mut batch, dst.at, &dst.entry, target, now)?,
+                (false, false) => {
+                    fate = self.remove_file(&mut batch, dst.at, &dst.entry, target, now)?;
+                    // As in `unlink`: each such rename removes a name, unless it leaves another one.
+                    if whiteout.is_none() {
+                        batch.moves_once();
+                    }
+                }
                 (true, true) => {
                     if !self.is_empty(&path::contents(&dst.at.contents, dst.name)?)? {
                         return Err(Error::NotEmpty(target.label()));

@@ -299,3 +299,59 @@ fn no_file_gets_the_number_of_an_orphan_that_waits() {
     let fs = Fs::open(scene.device.reopen(), options().read_only(true)).unwrap();
     assert_eq!(orphans(&fs), 0);
 }
+
+/// Open files lose their names on a full store, beside a reader that holds all that is there, after moves have taken so
+/// much that no other is let in. Afterwards what is left can be removed, and space comes back.
+#[test]
+fn open_files_are_removed_and_replaced_on_a_full_store() {
+    /// Of a store with space for moves beside the edits of deletes.
+    const FILLED_BYTES: u64 = 128 << 20;
+    const SMALL_FILE_BYTES: usize = 100_000;
+    const OPEN_FILES: usize = 30;
+    let device = Arc::new(SimDevice::new(FILLED_BYTES, 7));
+    let format = FormatOptions::default().node_size(64 << 10).log_size(LOG_BYTES);
+    Fs::format(device.clone(), &format).unwrap();
+    let w = World::over(Fs::open(device, options()).unwrap());
+    w.mkdir("/d");
+    let open: Vec<_> = (0..OPEN_FILES)
+        .map(|i| {
+            let made = w.at(&format!("/d/o{i}"), |d, n| w.fs.create(&w.me, d, n, 0o644, O_RDWR));
+            let (attr, handle) = made.unwrap();
+            w.fs.write(handle, attr.ino, 0, &noise(i as u64, ORPHAN_BYTES), false).unwrap();
+            (attr.ino, handle)
+        })
+        .collect();
+    let small = |i: usize| format!("/d/f{i}");
+    let write = |path: &str| w.create(path).and_then(|_| w.write_at(path, 0, &noise(1, SMALL_FILE_BYTES)));
+    let files = (0..).find(|&i| write(&small(i)).is_err()).unwrap();
+    let view = w.fs.db().snapshot();
+    let move_away = |i: usize| w.rename(&small(i), &format!("/d/moved{i}"), 0).map_err(|e| e.errno());
+    let refused = (OPEN_FILES..files).find_map(|i| move_away(i).err().map(|e| (i, e)));
+    println!("{files} files; {refused:?}: the first move that was refused, and its error");
+    assert_eq!(refused.unwrap().1, ENOSPC, "vacuous: there is space for any move");
+    for i in 0..OPEN_FILES {
+        let name = format!("/d/o{i}");
+        match i % 2 {
+            0 => w.unlink(&name),
+            _ => w.rename(&small(i), &name, 0),
+        }
+        .unwrap_or_else(|e| panic!("{i}: {e}"));
+    }
+    for (i, (ino, handle)) in open.iter().enumerate() {
+        let data = w.fs.read(*handle, *ino, 0, ORPHAN_BYTES as u32).unwrap();
+        assert!(data[..] == noise(i as u64, ORPHAN_BYTES), "{i}");
+    }
+    (0..OPEN_FILES).for_each(|i| match i % 2 {
+        0 => w.unlink(&small(i)).unwrap(),
+        _ => w.unlink(&format!("/d/o{i}")).unwrap(),
+    });
+    for (ino, handle) in open {
+        w.fs.release(ino, handle);
+        w.fs.forget(ino, 1);
+    }
+    assert_eq!(orphans(&w.fs), 0);
+    drop(view);
+    check_keys(&w);
+    w.remove_tree("/d").unwrap();
+    w.fs.close().unwrap();
+}

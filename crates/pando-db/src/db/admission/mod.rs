@@ -66,6 +66,9 @@ enum SpaceEffect {
     /// flushed, and a caller may repeat it without end. Or it writes little, and makes values smaller
     /// ([`Effect::Shrinks`]).
     MayTake,
+    /// The batch moves or clones as [`SpaceEffect::MayTake`] says, but can be repeated only as often as there is
+    /// something to delete ([`Effect::MovesOnce`]).
+    MovesOnce,
     /// All other batches: they count as ones that take space.
     Takes,
 }
@@ -88,6 +91,7 @@ impl SpaceEffect {
         }
         match deleted {
             Some(deleted) if written <= deleted + MOST_BESIDE_DELETES_BYTES => match moves {
+                true if effect == Effect::MovesOnce => SpaceEffect::MovesOnce,
                 true => SpaceEffect::MayTake,
                 false if effect == Effect::Releases => SpaceEffect::Releases,
                 false => SpaceEffect::Frees,
@@ -111,6 +115,15 @@ impl Engine {
         } else {
             self.release_reserve().min(self.edit_reserve())
         }
+    }
+
+    /// Bytes that a batch which deletes may not take if it moves or clones as well. A caller may repeat that without
+    /// end, and is stopped where a quarter of what deletes may take is gone. Moves that happen `once` go on while both
+    /// the edit of this one and that of a delete behind it have space, even if readers hold all that they replace.
+    fn reserve_beside_moves(&self, once: bool) -> u64 {
+        let repeated = self.edit_reserve().midpoint(self.reserve()).midpoint(self.reserve());
+        let two_edits = self.min_edit_reserve() + self.release_reserve();
+        if once { two_edits.max(self.edit_reserve()).min(repeated) } else { repeated }
     }
 
     /// Bytes of messages that wait in the root beyond its limit, because there is no space below, and its height. Each
@@ -204,17 +217,15 @@ impl Engine {
 
     fn space_for(&self, space_effect: SpaceEffect, len: u64) -> Result<Admitted<'_>> {
         // Deletes may use the reserve except `edit_reserve`: the flush and the checkpoint that free their space need
-        // that. Renames, which a caller may repeat without end, stop at three quarters of the way from there to the
-        // reserve, so that deletes still go through.
+        // that. Batches that move stop earlier, so that deletes still go through.
         let held_back = match space_effect {
             SpaceEffect::Releases | SpaceEffect::Frees if len <= SMALL_BATCH_BYTES => self.edit_reserve(),
-            SpaceEffect::MayTake if len <= SMALL_BATCH_BYTES => {
-                self.edit_reserve().midpoint(self.reserve()).midpoint(self.reserve())
-            }
+            SpaceEffect::MovesOnce if len <= SMALL_BATCH_BYTES => self.reserve_beside_moves(true),
+            SpaceEffect::MayTake if len <= SMALL_BATCH_BYTES => self.reserve_beside_moves(false),
             _ => self.reserve(),
         };
         // Earlier renames show what space they take only when they are flushed: flush them before judging this one.
-        if space_effect == SpaceEffect::MayTake && self.is_short() {
+        if matches!(space_effect, SpaceEffect::MayTake | SpaceEffect::MovesOnce) && self.is_short() {
             waiting::announce();
             self.flush_what_is_written()?;
         }
@@ -357,6 +368,11 @@ mod tests {
             )
         };
         assert_eq!([shrinks(100), shrinks(300)], [SpaceEffect::MayTake, SpaceEffect::Takes]);
+        let mut moves = vec![Op::RenamePrefix(key(40), key(40)), delete(40)];
+        assert_eq!(SpaceEffect::by(&moves, Effect::MovesOnce), SpaceEffect::MovesOnce);
+        moves.push(put(534));
+        assert_eq!(SpaceEffect::by(&moves, Effect::MovesOnce), SpaceEffect::Takes);
+        assert_eq!(SpaceEffect::by(&[delete(40)], Effect::MovesOnce), SpaceEffect::Frees);
         // Both keys are long paths.
         assert_eq!(by(&[delete(4000), put(4000)]), SpaceEffect::Frees);
         assert_eq!(by(&[Op::RenamePrefix(key(4000), key(4000)), delete(4000)]), SpaceEffect::Takes);

@@ -52,6 +52,7 @@ mod refused;
 mod requests;
 mod server;
 mod settings;
+mod spool;
 mod times;
 pub mod tool;
 pub mod transport;

@@ -6,6 +6,7 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
+    sync::Arc,
 };
 
 use pando_fs::{MergeOptions, MergeReport};
@@ -16,17 +17,26 @@ use crate::{
     client::{self, ControlError},
     control::ControlRequest,
     forked::{self, ForkAsked},
+    spool::Spool,
     tool::{ask_of_fork, own_dir, show_adding, show_entering, show_root, whole},
 };
 
 /// The differences between two files or directories of one mount, one by one; see [`pando_fs::Fs::diff`]. They are
-/// those of the moment of the call.
+/// those of the moment of the call. The server ends them if nobody asks for more for a minute: who may read them more
+/// slowly than that calls [`Differences::fetched_ahead`].
 pub struct Differences {
-    /// The descriptor on which the difference was requested.
-    file: OwnedFd,
+    source: Source,
     reader: crate::diffs::DiffDecoder,
     more: bool,
     unstored: u64,
+}
+
+/// Where the pieces that are still to come are from.
+enum Source {
+    /// The descriptor on which the difference was requested.
+    Server(OwnedFd),
+    /// A thread has them already, or is fetching them.
+    Spool(Arc<Spool>),
 }
 
 /// How often something is asked at most, a count: a process that gets signals from a timer would ask for ever.
@@ -96,7 +106,7 @@ pub fn diff_fork(
     let (file, piece, more, unstored) = unless_stopped(again, asked)?;
     let mut reader = crate::diffs::DiffDecoder::default();
     reader.add(&piece);
-    Ok(Differences { file, reader, more, unstored })
+    Ok(Differences { source: Source::Server(file), reader, more, unstored })
 }
 
 /// Opens a file or directory to be compared. A descriptor of anything else does not lead to the mount.
@@ -151,7 +161,7 @@ fn begin_diff(
     let (piece, more, unstored) = client::piece_and_unstored(file.as_fd(), &request)?;
     let mut reader = crate::diffs::DiffDecoder::default();
     reader.add(&piece);
-    Ok(Differences { file, reader, more, unstored })
+    Ok(Differences { source: Source::Server(file), reader, more, unstored })
 }
 
 /// The numbers of the snapshots of the directory at `dir` in which what lies at `path` in it is surely what it was in
@@ -187,6 +197,18 @@ impl Differences {
         self.unstored
     }
 
+    /// The same, however slowly they are read: a thread asks the server for all of them now, and keeps those that are
+    /// not read yet, beyond 4 MiB in a temporary file without a name.
+    pub fn fetched_ahead(self) -> io::Result<Self> {
+        match self.source {
+            Source::Server(file) if self.more => {
+                let spool = Spool::fetching(move || client::piece(file.as_fd(), &ControlRequest::DiffNext))?;
+                Ok(Differences { source: Source::Spool(spool), ..self })
+            }
+            source => Ok(Differences { source, ..self }),
+        }
+    }
+
     fn advance(&mut self) -> Result<Option<pando_fs::FileChange>, ControlError> {
         loop {
             if let Some(change) = self.reader.next().map_err(|()| ControlError::Version)? {
@@ -195,7 +217,10 @@ impl Differences {
             if !self.more {
                 return if self.reader.is_empty() { Ok(None) } else { Err(ControlError::Version) };
             }
-            let (piece, more) = client::piece(self.file.as_fd(), &ControlRequest::DiffNext)?;
+            let (piece, more) = match &self.source {
+                Source::Server(file) => client::piece(file.as_fd(), &ControlRequest::DiffNext)?,
+                Source::Spool(spool) => spool.next()?,
+            };
             self.reader.add(&piece);
             self.more = more;
         }

@@ -175,7 +175,7 @@ pub fn run(args: &Args) -> Result<()> {
             }
             let changes = tool::diff(&before, &after, options, &|| true).with_context(about)?;
             super::warn_undiffed(changes.unstored(), &about());
-            for change in changes {
+            for change in changes.fetched_ahead().with_context(about)? {
                 if !printer.print(&change.with_context(about)?)? {
                     break;
                 }
@@ -202,7 +202,7 @@ fn of_fork(args: &Args) -> Result<()> {
     let about = || format!("{}", fork.display());
     let changes = tool::diff_fork(fork, options, &|| true).with_context(about)?;
     super::warn_undiffed(changes.unstored(), &about());
-    for change in changes {
+    for change in changes.fetched_ahead().with_context(about)? {
         if !printer.print(&change.with_context(about)?)? {
             break;
         }

@@ -80,6 +80,17 @@ fn they_are_listed_kept_renamed_and_deleted() {
     let script = b.ok(&["snapshot", "list", "-H", "m/d"]);
     assert_eq!(script.lines().count(), 3);
     assert!(script.lines().all(|line| line.split('\t').count() == 6), "{script}");
+    // What is asked for, in the order that is asked for.
+    let asked = |more: &[&str]| b.ok(&[&["snapshot", "list", "-H", "m/d"], more].concat());
+    assert_eq!(asked(&["-o", "name,number", "-S", "number"]).lines().nth(1), Some("two\t2"));
+    assert_eq!(asked(&["-o", "number", "-s", "age"]), "3\n2\n1\n");
+    let sizes = asked(&["-o", "alone,refers", "-s", "alone"]);
+    let alone = |line: &str| line.split_once('\t').and_then(|(alone, _)| alone.parse::<u64>().ok());
+    let sizes: Vec<_> = sizes.lines().map(|line| alone(line).expect("a number of bytes")).collect();
+    assert!(sizes.len() == 3 && sizes.is_sorted(), "{sizes:?}");
+    assert!(b.ok(&["snapshot", "list", "-o", "user,note", "m/d"]).starts_with("USER  NOTE\n"));
+    b.fails(&["snapshot", "list", "-o", "colour", "m/d"], 2, "colour");
+    b.fails(&["snapshot", "list", "--json", "-o", "name", "m/d"], 2, "--json");
     b.fails(&["snapshot", "create", "m/d", ""], 1, "an empty name");
     b.fails(&["snapshot", "delete", "m/d", "one"], 1, "release it first");
     assert!(b.path("m/d/.snapshots/one").exists(), "it was kept");

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::{
     cmd::{
         ReportName,
-        snapshot::{about, ask, marked, snapshots},
+        snapshot::{about, ask, snapshots, table::marked},
     },
     exit, place,
     report::VERSION,

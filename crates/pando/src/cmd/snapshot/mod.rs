@@ -4,6 +4,7 @@ mod delete;
 mod policies;
 mod policy;
 mod select;
+mod table;
 
 use std::path::{Path, PathBuf};
 
@@ -12,10 +13,11 @@ use pando_fs::{NewSnapshot, SnapshotInfo, SnapshotPolicy, Time};
 use pando_fuse::{asked::Asked, control::Usage, tool};
 use serde::Serialize;
 
-use crate::{cmd::ReportName, exit, place, report::VERSION, size};
+use crate::{cmd::ReportName, exit, place, report::VERSION};
 use delete::{DeleteMode, Going, Spending, Spent, delete, delete_each, make_room, mounted, tell_dry};
 pub use select::show_age;
 use select::{Age, about, select};
+use table::Column;
 
 /// Make, list and delete read-only snapshots of any directory
 #[derive(clap::Args)]
@@ -67,9 +69,14 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
         note: String,
     },
     /// List the snapshots of a directory
-    #[command(after_help = "Examples: pando snapshot list /mnt/grove/project
-          pando snapshot list -H /mnt/grove/project | cut -f1
-          pando snapshot list --space /mnt/grove/project")]
+    #[command(
+        after_help = "COLUMN is number, name, age, created, refers, alone, flags, user, source or note. Refers
+and alone are found out if they are asked for, as with --space.
+
+Examples: pando snapshot list /mnt/grove/project
+          pando snapshot list -H -o name /mnt/grove/project
+          pando snapshot list --space -S alone /mnt/grove/project"
+    )]
     List {
         /// A directory in a mounted Pando file system
         #[arg(default_value = ".")]
@@ -85,6 +92,21 @@ Examples: pando snapshot create /mnt/grove/project before-upgrade
         /// counts them; with ~ (not with -H) if a part of these is an estimate
         #[arg(long)]
         space: bool,
+        /// Show these columns, with commas between, in this order
+        #[arg(
+            short = 'o',
+            value_name = "COLUMN,...",
+            value_delimiter = ',',
+            hide_possible_values = true,
+            conflicts_with = "json"
+        )]
+        columns: Vec<Column>,
+        /// Sort by a column, the least first; by age the youngest. Default: in the order in which they were made
+        #[arg(short = 's', value_name = "COLUMN", hide_possible_values = true)]
+        sort: Option<Column>,
+        /// Sort by a column, the greatest first
+        #[arg(short = 'S', value_name = "COLUMN", hide_possible_values = true, conflicts_with = "sort")]
+        sort_descending: Option<Column>,
     },
     /// Delete snapshots; what they alone took is given back in the background
     #[command(
@@ -245,7 +267,20 @@ pub fn run(args: &Args) -> Result<()> {
             let names = made.iter().map(|info| format!("{}\n", crate::cmd::field(&info.name, false)));
             crate::cmd::print(&names.collect::<String>())
         }
-        SnapshotCommand::List { dir, script, json, space } => list(dir, *script, *json, *space),
+        SnapshotCommand::List { dir, script, json, space, columns, sort, sort_descending } => {
+            let by = sort.map(|by| (by, false)).or(sort_descending.map(|by| (by, true)));
+            let space = *space || columns.iter().chain(by.iter().map(|(by, _)| by)).any(|c| c.is_of_space());
+            let columns = match (columns.is_empty(), space) {
+                (false, _) => columns.as_slice(),
+                (true, false) => table::USUAL,
+                (true, true) => table::WITH_SPACE,
+            };
+            let mut lines = lines(dir, space)?;
+            if let Some((by, descending)) = by {
+                table::sort(&mut lines, by, descending);
+            }
+            show(lines, columns, *script, *json)
+        }
         SnapshotCommand::Delete { which, dry_run, json } => {
             let all = snapshots(&which.dir)?;
             let of = which.of(&all)?;
@@ -306,7 +341,7 @@ pub fn run(args: &Args) -> Result<()> {
                 };
             }
             let lines = found.into_iter().map(|(info, used)| line(info, used.as_ref())).collect();
-            show(lines, (true, true), *script, *json)
+            show(lines, if *script { table::GONE_FOR_SCRIPTS } else { table::GONE }, *script, *json)
         }
         SnapshotCommand::Adopt { dir, number } => {
             place::retried(|| Ok(tool::adopt_snapshots(dir, *number)?)).with_context(|| about(dir))
@@ -414,7 +449,8 @@ fn line(info: SnapshotInfo, used: Option<&Usage>) -> SnapshotLine {
     }
 }
 
-fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
+/// The snapshots of a directory, with their sizes if `space` is asked for.
+fn lines(dir: &Path, space: bool) -> Result<Vec<SnapshotLine>> {
     let mut lines = Vec::new();
     let all = snapshots(dir)?;
     let mut known = Spending::of(dir, if space { all.len() } else { 0 });
@@ -425,126 +461,12 @@ fn list(dir: &Path, script: bool, json: bool, space: bool) -> Result<()> {
             None | Some(Spent::Refused) => lines.push(line(info, None)),
         }
     }
-    show(lines, (space, false), script, json)
+    Ok(lines)
 }
 
-/// A size with the mark of those of which a part is an estimate.
-fn marked(size: String, is_estimate: bool) -> String {
-    if is_estimate { format!("~{size}") } else { size }
-}
-
-/// Prints these, with their sizes if they are asked for, and their makers if they are of directories that are gone.
-fn show(lines: Vec<SnapshotLine>, columns: (bool, bool), script: bool, json: bool) -> Result<()> {
+fn show(lines: Vec<SnapshotLine>, columns: &[Column], script: bool, json: bool) -> Result<()> {
     match json {
         true => crate::cmd::print_json(&SnapshotReport { version: VERSION, snapshots: lines }),
-        false => crate::cmd::print(&text(&lines, columns, script, Time::now())),
-    }
-}
-
-/// The table: for people in columns, for scripts with tabs, where what is more for those that are gone stands last.
-fn text(lines: &[SnapshotLine], (space, gone): (bool, bool), script: bool, now: Time) -> String {
-    let mut rows: Vec<Vec<String>> = Vec::new();
-    if !script {
-        let names = ["NUMBER", "NAME", "AGE", "FLAGS", "SOURCE", "NOTE"].map(String::from);
-        let mut head = names.to_vec();
-        if space {
-            head.splice(3..3, ["REFERS".into(), "ALONE".into()]);
-        }
-        if gone {
-            head.insert(head.len() - 2, "USER".into());
-        }
-        rows.push(head);
-    }
-    for line in lines {
-        let age = u64::try_from(now.secs.saturating_sub(line.created_seconds)).unwrap_or(0);
-        let mut flags = String::new();
-        if line.keep {
-            flags += "keep";
-        }
-        if line.automatic {
-            flags += if flags.is_empty() { "auto" } else { ",auto" };
-        }
-        if let Some(secs) = line.valid_for_seconds {
-            flags += if flags.is_empty() { "" } else { "," };
-            flags += &format!("valid={}", show_age(secs));
-        }
-        let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
-        // A line for a snapshot, and nothing that a terminal would obey, whatever its name and note have.
-        let mut row = vec![line.number.to_string(), crate::cmd::field(&line.name.0, script)];
-        row.push(if script { line.created.clone() } else { show_age(age) });
-        let size_of = |n: Option<u64>| n.map_or("-".into(), bytes);
-        if space && !(script && gone) {
-            let is_estimate = !script && line.estimated.is_some_and(|bytes| bytes > 0);
-            row.extend([size_of(line.refers), marked(size_of(line.alone), is_estimate)]);
-        }
-        row.push(if flags.is_empty() { "-".into() } else { flags });
-        if gone && !script {
-            row.push(line.uid.to_string());
-        }
-        // Where it was is not told to everybody.
-        let hidden = line.source.0.is_empty();
-        row.push(if hidden { "-".into() } else { crate::cmd::field(&line.source.0, script) });
-        let note = line.note.replace(char::is_control, " ");
-        row.push(if note.is_empty() { "-".into() } else { note });
-        if script && gone {
-            row.extend([size_of(line.refers), size_of(line.alone), line.uid.to_string()]);
-        }
-        rows.push(row);
-    }
-    let widths = crate::cmd::widths(&rows);
-    let mut out = String::new();
-    for row in &rows {
-        let mut shown = String::new();
-        for (i, cell) in row.iter().enumerate() {
-            match script {
-                true if i > 0 => shown += &format!("\t{cell}"),
-                true => shown += cell,
-                false => shown += &format!("{cell:<width$}  ", width = widths.get(i).unwrap_or(&0)),
-            }
-        }
-        out += if script { &shown } else { shown.trim_end() };
-        out.push('\n');
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_size_that_is_an_estimate_has_a_mark() {
-        let of = |number, estimated| {
-            let info = SnapshotInfo {
-                number,
-                name: format!("s{number}").into(),
-                source: "/d".into(),
-                note: String::new(),
-                created: Time::default(),
-                keep: false,
-                valid_for_secs: None,
-                uid: 0,
-                received: None,
-                automatic: false,
-            };
-            line(info, Some(&Usage { stored: 4096, exclusive: 2048, estimated, ..Usage::default() }))
-        };
-        let lines = [of(1, 0), of(2, 1)];
-        let cells = |script: bool| -> Vec<String> {
-            let told = text(&lines, (true, false), script, Time::default());
-            let row = |row: &str| match script {
-                true => row.split('\t').nth(4).unwrap_or_default().to_owned(),
-                false => row
-                    .split("  ")
-                    .map(str::trim)
-                    .filter(|cell| !cell.is_empty())
-                    .nth(4)
-                    .unwrap_or_default()
-                    .into(),
-            };
-            told.lines().map(row).collect()
-        };
-        assert_eq!(cells(false), ["ALONE", "2.0 KiB", "~2.0 KiB"]);
-        assert_eq!(cells(true), ["2048", "2048"], "a script wants a number");
+        false => crate::cmd::print(&table::text(&lines, columns, script, Time::now())),
     }
 }

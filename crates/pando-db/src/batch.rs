@@ -151,7 +151,6 @@ impl Batch {
     /// memory to be logged: they share a record of the log then, so a crash leaves all of them or none. Meant for small
     /// changes of the same few keys that follow each other closely, such as the parts of a value that grows: only their
     /// result is written. Batches that expect something, or change ranges of keys, are never coalesced.
-    #[doc(alias = "joinable")]
     pub fn may_coalesce(&mut self) -> &mut Self {
         self.coalescible = true;
         self

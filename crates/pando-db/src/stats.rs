@@ -63,7 +63,6 @@ pub struct Stats {
     /// stay within [`crate::MAX_KEY`].
     pub length_searches: u64,
     /// Batches since open that were coalesced with the batch before: see [`crate::Batch::may_coalesce`].
-    #[doc(alias = "batches_joined")]
     pub batches_coalesced: u64,
     /// Edges of nodes and messages about ranges of keys that structural work went through since open, and messages
     /// in memory that clones copied, each time they did: what bursts of clones and deletes cost the processor.

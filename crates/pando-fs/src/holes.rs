@@ -143,7 +143,7 @@ impl Fs {
             }
             Some(dense) if last < dense => MapChange::Nothing,
             Some(dense) if first <= dense => {
-                // Where it is not known how many blocks there are, it is not afterwards.
+                // A number of blocks that is not known before the change is not known after it.
                 if inode.peek(|s| s.known.is_counted(dense, size)) {
                     self.load_pieces(inode, data, dense, Some((dense, last)))?;
                 }

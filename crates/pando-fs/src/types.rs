@@ -1,7 +1,7 @@
 //! The vocabulary of the crate's calls: callers, attributes, options, reports.
 //!
-//! Plain data without behaviour beyond constructors. May use the engine's
-//! statistics type and nothing else of the crate.
+//! Plain data, its constructors, and what follows from one value alone. Uses types of the engine, and nothing else of
+//! the crate.
 
 use std::{
     ffi::OsString,
@@ -312,7 +312,7 @@ pub struct CloneReport {
     /// (directory, name) pairs that mean something else now: drop these dentries and the
     /// directory's cached listing and attributes.
     pub entries: Vec<(Ino, OsString)>,
-    /// How long the call took, microseconds.
+    /// How long a clone of a file or tree took, microseconds; 0 for other calls.
     pub micros: u64,
 }
 
@@ -447,7 +447,7 @@ pub struct FormatOptions {
     /// A name for the file system, at most 255 bytes; the superblock, and so `pando info`, shows the first 64 of
     /// them. Default empty.
     pub label: String,
-    /// Identity of the store, see [`Fs::uuid`](crate::Fs::uuid). Default zero.
+    /// Identity of the store, see [`Fs::uuid`](crate::Fs::uuid). By default, which is zero, a random one.
     pub uuid: [u8; 16],
     /// Owner of the root directory.
     pub root_uid: u32,

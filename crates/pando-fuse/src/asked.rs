@@ -38,8 +38,8 @@ pub enum Asked {
     Keep(u32, bool),
     /// Make the directory what it was then; what it is now is named by the answer, unless it is to be discarded.
     Rollback(u32, bool),
-    /// Give the directory the snapshots of that one, which is gone, that has the one with this number. The token is
-    /// one of the root of the file system.
+    /// Give the directory all snapshots of a removed directory, which is the one that the snapshot with this number was
+    /// made of. The token is one of the root of the file system.
     Adopt(u32, [u8; 16]),
     /// Tell the policy of the directory.
     Policy,

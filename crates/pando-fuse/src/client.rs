@@ -178,8 +178,8 @@ pub fn usage(file: impl AsFd, token: Token) -> Result<Usage, ControlError> {
 pub fn raw(
     file: impl AsFd,
     command: u32,
-    bytes: Box<control::Bytes>,
-) -> Result<Box<control::Bytes>, ControlError> {
+    bytes: Box<control::RequestBytes>,
+) -> Result<Box<control::RequestBytes>, ControlError> {
     exchange(file.as_fd(), command, bytes)
 }
 
@@ -252,7 +252,7 @@ pub(crate) fn piece_and_unstored(
     request: &ControlRequest,
 ) -> Result<(Vec<u8>, bool, u64), ControlError> {
     let head = request.encode().ok_or(ControlError::Name)?;
-    let mut bytes = Box::new([0; control::STATS_BYTES]);
+    let mut bytes = Box::new([0; control::LONG_BYTES]);
     bytes[..head.len()].copy_from_slice(&head[..]);
     let answer = exchange(file.as_fd(), request.command(), bytes)?;
     let (answer, piece, unstored) = control::decode_piece(&answer[..]).ok_or(ControlError::NotPando)?;
@@ -265,7 +265,7 @@ pub(crate) fn piece_and_unstored(
 /// Statistics as JSON text, by an open directory of the mount.
 pub fn stats(dir: impl AsFd) -> Result<String, ControlError> {
     let head = ControlRequest::Stats.encode().ok_or(ControlError::Name)?;
-    let mut bytes = Box::new([0; control::STATS_BYTES]);
+    let mut bytes = Box::new([0; control::LONG_BYTES]);
     bytes[..head.len()].copy_from_slice(&head[..]);
     let answer = exchange(dir.as_fd(), ControlRequest::Stats.command(), bytes)?;
     control::decode_stats(&answer[..]).ok_or(ControlError::NotPando)

@@ -29,23 +29,23 @@ pub use usage::{Usage, decode_usage, encode_usage};
 
 /// Bytes of a control request and of its answer.
 pub const CONTROL_BYTES: usize = 2048;
-/// Bytes of the answer to a statistics request.
-pub const STATS_BYTES: usize = 12 << 10;
+/// Bytes of a long answer: statistics, differences, and other texts and lists.
+pub const LONG_BYTES: usize = 12 << 10;
 /// First bytes of every request and answer, with the version of this format.
 const MAGIC: [u8; 8] = *b"PANDOct2";
 /// Our ioctl group.
 const GROUP: u8 = b'P';
 
 /// The struct as the kernel sees it.
-pub type Bytes = [u8; CONTROL_BYTES];
-/// The struct of a statistics request.
-pub type StatsBytes = [u8; STATS_BYTES];
+pub type RequestBytes = [u8; CONTROL_BYTES];
+/// The struct of a request with a long answer.
+pub type LongBytes = [u8; LONG_BYTES];
 
 /// ioctl numbers, by operation. FUSE carries them in 32 bits, all that Linux gives a number.
 pub mod command {
     use rustix::ioctl::opcode;
 
-    use crate::control::{Bytes, GROUP, StatsBytes};
+    use crate::control::{GROUP, LongBytes, RequestBytes};
 
     /// The number of an operation that takes and gives a `T`. What type rustix has for it depends on the C library.
     const fn number<T>(operation: u8) -> u32 {
@@ -53,39 +53,39 @@ pub mod command {
     }
 
     /// Number of the request that asks whether this is a Pando mount.
-    pub const PROBE: u32 = number::<Bytes>(0x40);
+    pub const PROBE: u32 = number::<RequestBytes>(0x40);
     /// Clones a tree.
-    pub const CLONE: u32 = number::<Bytes>(0x41);
+    pub const CLONE: u32 = number::<RequestBytes>(0x41);
     /// Removes a tree.
-    pub const REMOVE: u32 = number::<Bytes>(0x42);
+    pub const REMOVE: u32 = number::<RequestBytes>(0x42);
     /// Makes everything durable.
-    pub const SYNC: u32 = number::<Bytes>(0x43);
+    pub const SYNC: u32 = number::<RequestBytes>(0x43);
     /// Makes the file system larger.
-    pub const GROW: u32 = number::<Bytes>(0x44);
+    pub const GROW: u32 = number::<RequestBytes>(0x44);
     /// What a tree takes.
-    pub const USAGE: u32 = number::<Bytes>(0x46);
+    pub const USAGE: u32 = number::<RequestBytes>(0x46);
     /// Statistics as JSON.
-    pub const STATS: u32 = number::<StatsBytes>(0x45);
+    pub const STATS: u32 = number::<LongBytes>(0x45);
     /// Something about snapshots.
-    pub const SNAPSHOT: u32 = number::<Bytes>(0x48);
-    /// Something about a difference, whose answer is of the size of statistics.
-    pub const DIFF: u32 = number::<StatsBytes>(0x49);
+    pub const SNAPSHOT: u32 = number::<RequestBytes>(0x48);
+    /// Something about a difference, whose answer is long.
+    pub const DIFF: u32 = number::<LongBytes>(0x49);
     /// UUID of the file system.
-    pub const IDENTITY: u32 = number::<Bytes>(0x58);
-    /// Something about forks, whose answer is of the size of statistics.
-    pub const FORK: u32 = number::<StatsBytes>(0x50);
-    /// Something about quotas, whose answer is of the size of statistics.
-    pub const QUOTA: u32 = number::<StatsBytes>(0x51);
-    /// All policies in a tree. The answer has the size of statistics.
-    pub const POLICIES: u32 = number::<StatsBytes>(0x52);
-    /// The snapshots of directories that are gone, whose answer is of that size too.
-    pub const GONE: u32 = number::<StatsBytes>(0x53);
-    /// What each of the snapshots of a directory takes, whose answer is of that size too.
-    pub const SPACE: u32 = number::<StatsBytes>(0x54);
+    pub const IDENTITY: u32 = number::<RequestBytes>(0x58);
+    /// Something about forks, whose answer is long.
+    pub const FORK: u32 = number::<LongBytes>(0x50);
+    /// Something about quotas, whose answer is long.
+    pub const QUOTA: u32 = number::<LongBytes>(0x51);
+    /// All policies in a tree. The answer is long.
+    pub const POLICIES: u32 = number::<LongBytes>(0x52);
+    /// The snapshots of directories that are gone, whose answer is long.
+    pub const GONE: u32 = number::<LongBytes>(0x53);
+    /// What each of the snapshots of a directory takes, whose answer is long.
+    pub const SPACE: u32 = number::<LongBytes>(0x54);
     /// Changes attributes of a tree.
-    pub const CHANGE: u32 = number::<Bytes>(0x60);
+    pub const CHANGE: u32 = number::<RequestBytes>(0x60);
     /// A new token.
-    pub const TOKEN: u32 = number::<Bytes>(0x47);
+    pub const TOKEN: u32 = number::<RequestBytes>(0x47);
 }
 
 /// What a tool asks the daemon to do.
@@ -287,7 +287,7 @@ impl ControlRequest {
     }
 
     /// The request as bytes; `None` if a name is too long or not a plain name, or there are too many paths.
-    pub fn encode(&self) -> Option<Box<Bytes>> {
+    pub fn encode(&self) -> Option<Box<RequestBytes>> {
         let mut out = Vec::with_capacity(CONTROL_BYTES);
         out.extend_from_slice(&MAGIC);
         let flags = match self {
@@ -473,15 +473,15 @@ impl Response {
 
 /// Statistics text as bytes; `None` if it does not fit.
 pub fn encode_stats(text: &str) -> Option<Vec<u8>> {
-    if text.len() > STATS_BYTES - STATS_TEXT {
+    if text.len() > LONG_BYTES - STATS_TEXT {
         return None;
     }
-    let mut out = Vec::with_capacity(STATS_BYTES);
+    let mut out = Vec::with_capacity(LONG_BYTES);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&0u32.to_le_bytes());
     out.extend_from_slice(&(text.len() as u32).to_le_bytes());
     out.extend_from_slice(text.as_bytes());
-    out.resize(STATS_BYTES, 0);
+    out.resize(LONG_BYTES, 0);
     Some(out)
 }
 
@@ -496,13 +496,13 @@ pub fn decode_stats(bytes: &[u8]) -> Option<String> {
 }
 
 /// Bytes of a difference in one answer, at most.
-pub(crate) const DIFF_PIECE_BYTES: usize = STATS_BYTES - RESPONSE_TEXT - UNSTORED_BYTES;
+pub(crate) const DIFF_PIECE_BYTES: usize = LONG_BYTES - RESPONSE_TEXT - UNSTORED_BYTES;
 
 /// Bytes of the number behind a piece.
 const UNSTORED_BYTES: usize = 8;
 
-/// A piece of a difference as an answer, and of how many files there is data that is stored nowhere; or the refusal in
-/// `response`. Its value is 1 if more follows.
+/// The answer with a piece of a difference, and with the number of files that have data which is stored nowhere; or the
+/// refusal in `response`. The value of `response` is 1 if more pieces follow.
 pub(crate) fn encode_piece(response: &Response, piece: &[u8], unstored: u64) -> Vec<u8> {
     let mut out = response.encode();
     if response.status == 0 {
@@ -512,7 +512,7 @@ pub(crate) fn encode_piece(response: &Response, piece: &[u8], unstored: u64) -> 
         out.extend_from_slice(piece.get(..piece.len().min(DIFF_PIECE_BYTES)).unwrap_or_default());
         out.extend_from_slice(&unstored.to_le_bytes());
     }
-    out.resize(STATS_BYTES, 0);
+    out.resize(LONG_BYTES, 0);
     out
 }
 

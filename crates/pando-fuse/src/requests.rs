@@ -188,7 +188,9 @@ impl MountState {
     fn pieces(&self, c: &Context, on: (u64, u64), begin: impl FnOnce() -> Result<u64, Refusal>) -> Vec<u8> {
         let piece = || {
             let unstored = begin()?;
-            let none = || Refusal(LAPSED, "no difference is being told here; ask again".into());
+            let ended =
+                "this difference has ended: nobody read on for a minute, or its user has too many; ask again";
+            let none = || Refusal(LAPSED, ended.into());
             let next = self.diffs.next(c.uid, on, control::DIFF_PIECE_BYTES);
             Ok((next.ok_or_else(none)??, unstored))
         };

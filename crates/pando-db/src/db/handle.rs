@@ -1,4 +1,4 @@
-//! The engine's public handle, [`Db`]: each call in terms of the modules below. Uses all of them.
+//! The engine's public handle, [`Db`]: each call in terms of the modules below.
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
 
@@ -70,10 +70,11 @@ impl Db {
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
     /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
-    /// have another meaning than [`Options::merge`]; [`Error::Invalid`] for options out of their range;
-    /// [`Error::Locked`] if the store is open, in this process (by this path or this device) or in another, unless
-    /// both only read ([`Options::read_only`]). A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it
-    /// open. Cost: the whole translation table (some 30 bytes a node) and the log are read.
+    /// have another meaning than [`Options::merge`]; [`Error::Invalid`] for sizes and times out of their range
+    /// (levels and nice values are clamped); [`Error::Locked`] if the store is open, in this process (by this path or
+    /// this device) or in another, unless both only read ([`Options::read_only`]). A [`Snapshot`] or [`Cursor`] that
+    /// outlives the last [`Db`] keeps it open. Cost: the whole translation table (some 30 bytes a node) and the log
+    /// are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
         check(&options)?;
         let path = medium.path();
@@ -114,7 +115,6 @@ impl Db {
 
     /// Most memory for pages that cursors have read ahead and that have not been used yet, in bytes: an eighth of
     /// [`Options::cache_bytes`], which includes it. See [`Cursor::read_ahead`].
-    #[doc(alias = "room_ahead")]
     pub fn max_readahead_bytes(&self) -> u64 {
         self.engine().pager.max_readahead_bytes()
     }

@@ -7,7 +7,7 @@
 //! others wait for that ([`InFlight::claim`]). A page that was read ahead stays until a thread asks for it, however
 //! full the cache is, unless more pages were read ahead than have room here ([`InFlight::with_limit`]), and then until
 //! [`PASSING_BYTES`] of other pages have followed it. A thread that holds a claim waits for no other, so there is no
-//! deadlock. Takes no lock over I/O. May use: pages.
+//! deadlock. Takes no lock over I/O.
 
 use std::{
     collections::{HashMap, VecDeque},

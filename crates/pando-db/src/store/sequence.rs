@@ -7,7 +7,7 @@
 //! it has come to the end of a leaf and the next read is one of the first page of a leaf. Several sequences are tracked
 //! at a time, because a lookup and a read of a file continue in different places.
 //!
-//! Deterministic, no I/O. One short lock for each page that has to be read. May use nothing.
+//! Deterministic, no I/O. One short lock for each page that has to be read.
 
 use crate::locks::Mutex;
 

@@ -22,7 +22,6 @@ const LISTING_ENTRIES: usize = 1024;
 const PUNCH_MODE: i32 = 1 | 2;
 
 /// The tree below a directory, with the rights of root.
-#[doc(alias = "Inside")]
 pub struct FsTree<'a> {
     fs: &'a Fs,
     top: Ino,

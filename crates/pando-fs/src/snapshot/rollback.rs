@@ -99,7 +99,7 @@ impl Fs {
             let above = self.above(&at);
             let mut bill = Bill::default();
             let mut comes = None;
-            // What goes of linked files that lie with a tree around it, a census finds out.
+            // If linked files are shared with a tree around this one, a census counts later what of them goes.
             if above.has_limit() && self.links_below(&at, &contents)?.is_none() {
                 bill.subtract(self.above(&at), self.entry_taken(wanted, &end, &dir)?);
                 comes = Some(self.tree_taken(wanted, &self.attempt_dir(&root)?, &root)?);
@@ -126,7 +126,7 @@ impl Fs {
                 let used = comes.map_or(used, |taken| taken.bytes);
                 record.account = Some(Account { limit, used, stale: true });
             }
-            // Names of linked files are counted later, and all, if no limit asks for more.
+            // Names of linked files are counted later; so is everything else if no limit needs the sum now.
             bill.add(above, Taken { bytes: comes.map_or(0, |taken| taken.bytes), inexact: true });
             copy_out(&mut batch, number, &end.entry, &contents, &record);
             self.find_marks_later(&mut batch, now)?;

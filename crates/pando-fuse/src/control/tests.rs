@@ -99,7 +99,7 @@ fn answers_come_back_and_long_messages_are_cut_at_a_character() {
     let refused = Response { status: 2, value: 0, message: "gone".into() };
     assert_eq!(decode_piece(&encode_piece(&refused, b"x", 7)), Some((refused, Vec::new(), 0)));
     assert_eq!(decode_stats(&encode_stats("{}").unwrap()).as_deref(), Some("{}"));
-    assert_eq!(encode_stats(&"x".repeat(STATS_BYTES)), None);
+    assert_eq!(encode_stats(&"x".repeat(LONG_BYTES)), None);
 }
 
 proptest! {

@@ -245,7 +245,7 @@ pub trait Handler: Send + Sync + 'static {
     /// `of_pages`: the kernel has no pages of this range, and makes some of the answer.
     fn read(&self, handle: u64, ino: u64, offset: u64, size: u32, of_pages: bool) -> Answer<Bytes>;
     fn write(&self, c: &Context, write: Write<'_>) -> Answer<u32>;
-    /// Gives what is to be done behind it, as [`Answer::Later`].
+    /// Returns the work that is left to be done after the answer, as [`Answer::Later`] does.
     fn release(&self, ino: u64, handle: u64, flags: i32) -> Option<Behind>;
     fn fsync(&self, ino: u64, datasync: bool) -> Answer<()>;
     fn opendir(&self, c: &Context, ino: u64, flags: i32) -> Outcome<OpenedDir>;

@@ -65,7 +65,7 @@ impl JobQueue {
     /// Whether a job of this user may run now, where at most `limit` are at work.
     fn may_run(&self, uid: u32, limit: usize) -> bool {
         let own = self.users.get(&uid).copied().unwrap_or_default();
-        // What root has is no one else's loss.
+        // Threads that work for root do not count against the other users.
         let root = self.users.get(&ROOT).copied().unwrap_or_default();
         let (count, at_work) = match uid {
             ROOT => (0, 0),

@@ -3,7 +3,7 @@
 //! A reader holds the version of the tree that it began with, and so all nodes that were replaced since: then garbage
 //! collection frees nothing. A call that reads a key takes microseconds, but its thread may not be running, so the
 //! write has to wait. Guarantees: a wait is bounded, and waits that do not help, because a cursor is held for long,
-//! become shorter until there are none. May use: counters. No I/O.
+//! become shorter until there are none. No I/O.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering},

@@ -4,7 +4,7 @@
 //! so that a limit keeps what is near the start; each node is returned once, however many paths lead to it. It
 //! changes nothing and trusts nothing: a node or page that cannot be read is returned as such, with the reason, and
 //! the walk continues with the others. Only edges to lower nodes are followed, so the walk ends on a damaged image,
-//! too. Uses the pager and the maps of `key`.
+//! too.
 
 use std::{
     collections::{HashSet, VecDeque},

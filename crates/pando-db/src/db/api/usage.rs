@@ -11,10 +11,11 @@
 //!
 //! What would be removed is *exclusive*; what the group shows and would stay is *shared*. What nobody shows any more
 //! goes by itself, and is nobody's. An extent of pages, which several nodes may use, is freed with the last of them
-//! (`usage/extents.rs`). What the paths to a node show is merged before it is passed on (`usage/paths.rs`), and groups
-//! with successive numbers are one run (`usage/groups.rs`): so a node costs the same however many paths lead to it,
-//! and ten thousand snapshots are looked at as fast as the nodes that they have. Reads headers only and takes no lock
-//! over that. Uses the pager and the maps of `key`.
+//! (`usage/extents.rs`). What the paths to a node show is merged before it is passed on (`usage/paths.rs`), and
+//! groups with successive numbers are one run (`usage/groups.rs`): so a node costs the same however many paths lead
+//! to it, and ten thousand snapshots are looked at as fast as the nodes that they have. Reads headers only and takes
+//! no lock over that. A clone that waits in a memtable is no node yet: then the memtables are flushed first, as by a
+//! checkpoint.
 
 mod extents;
 mod groups;
@@ -55,7 +56,7 @@ impl Db {
     /// The space that the keys under `prefix` take on the device, and how much of it would be freed if they were
     /// deleted: see [`Usage`] for what is exact. Cost: the headers of all interior nodes, and of the leaves that the
     /// prefix reaches; a pass over the translation table in memory; a few words for each extent of pages that the
-    /// prefix reaches.
+    /// prefix reaches. Where a clone waits in a memtable, a flush of the memtables before that.
     pub fn usage(&self, prefix: &[u8]) -> Result<Usage> {
         self.usage_of(&[Bytes::copy_from_slice(prefix)])
     }
@@ -362,7 +363,7 @@ impl UsageWalk<'_> {
                 for range in &layer.ranges {
                     if let Some(target) = &range.target {
                         let seen = clip(&shown, &range.span);
-                        // Of a node that is pruned it goes with its edge only.
+                        // A pruned node loses what this range shows only together with the whole edge.
                         let only = only_group(&seen);
                         let goes = match only {
                             Some(group) => of_edge == only || one_path.without(group),

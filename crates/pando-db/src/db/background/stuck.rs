@@ -3,7 +3,7 @@
 //! The space for an edit is checked when it is published. Earlier edits may have used up the space that was reserved
 //! for this memtable, if readers or clones still hold the nodes that they replaced. Guarantees: a flush that finds no
 //! space first reclaims nodes without references; no writer waits without bound for memory that the threads cannot
-//! free. The state ends as soon as there is space. May use: flushing, checkpoints.
+//! free. The state ends as soon as there is space.
 
 use std::time::{Duration, Instant};
 

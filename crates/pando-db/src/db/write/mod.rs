@@ -8,11 +8,11 @@
 //! that expects values (`expect`), and one whose clones may make keys too long (`lengths`).
 //!
 //! A small write takes two locks, neither of them over I/O: the superversion, in which the batch is applied, and
-//! inside it the log's buffer, into which its record is copied. It takes a third one where its thread, alone, has read
-//! since the last change (the slot of the view that was made for that), and where it is the first to ask the flusher
-//! for a sealed table. The write reads all sizes that it compares with limits (of memory, of the log, of
-//! the device) without a lock: their owners publish them with each change. A batch that expects values, and a store
-//! that is short of something, cost more.
+//! inside it the log's buffer, into which its record is copied. It takes a third one where its thread, alone, has
+//! read since the last change (the slot of the view that was made for that), where it is the first to ask the flusher
+//! for a sealed table, and where so much waits to be flushed that writers are slowed down (the throttle). The write
+//! reads all sizes that it compares with limits (of memory, of the log, of the device) without a lock: their owners
+//! publish them with each change. A batch that expects values, and a store that is short of something, cost more.
 
 use std::sync::atomic::Ordering;
 

@@ -11,7 +11,7 @@
 //! the same too: that is known of leaves, and of every node where both sides are of one version. Between versions
 //! the headers of all interior nodes are compared, and of leaves those that were written anew since.
 //!
-//! The result does not depend on what is shared. Only reads; no locks. May use: the rest of `read`.
+//! The result does not depend on what is shared. Only reads; no locks.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! In which nodes that stay the collector takes out what a deleted group alone showed. Pure.
+//! Predicts from which of the nodes that stay the collector removes what only a deleted group showed. Pure.
 //!
 //! A node that one path shows, and each node of which on the way from the root one path shows, is flushed into: all
 //! that the path does not show goes. A node of several paths is pruned (`dag/gc/prune.rs`): pages of a leaf go if they

@@ -124,8 +124,9 @@ impl Column {
             Column::Number => a.number.cmp(&b.number),
             Column::Name => a.name.0.cmp(&b.name.0),
             // The youngest first.
-            Column::Age => b.created_seconds.cmp(&a.created_seconds),
-            Column::Created => a.created_seconds.cmp(&b.created_seconds),
+            Column::Age => Column::Created.order(b, a),
+            // Of those of one second, the number says which was made first.
+            Column::Created => (a.created_seconds, a.number).cmp(&(b.created_seconds, b.number)),
             Column::Refers => a.refers.cmp(&b.refers),
             Column::Alone => a.alone.cmp(&b.alone),
             Column::Flags => flags(a).cmp(&flags(b)),

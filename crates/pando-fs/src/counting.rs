@@ -137,7 +137,7 @@ impl Counting {
     }
 
     /// Calls the watcher for an inode; with `again` a second time later, for which the caller has to call
-    /// [`Counting::wake`].
+    /// [`Counting::start`].
     pub(crate) fn tell(&self, ino: Ino, again: bool) {
         self.notify(ino);
         if again && self.watcher.get().is_some() {

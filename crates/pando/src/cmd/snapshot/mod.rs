@@ -270,11 +270,7 @@ pub fn run(args: &Args) -> Result<()> {
         SnapshotCommand::List { dir, script, json, space, columns, sort, sort_descending } => {
             let by = sort.map(|by| (by, false)).or(sort_descending.map(|by| (by, true)));
             let space = *space || columns.iter().chain(by.iter().map(|(by, _)| by)).any(|c| c.is_of_space());
-            let columns = match (columns.is_empty(), space) {
-                (false, _) => columns.as_slice(),
-                (true, false) => table::USUAL,
-                (true, true) => table::WITH_SPACE,
-            };
+            let columns = if columns.is_empty() { &table::usual(space, false, *script) } else { columns };
             let mut lines = lines(dir, space)?;
             if let Some((by, descending)) = by {
                 table::sort(&mut lines, by, descending);
@@ -341,7 +337,7 @@ pub fn run(args: &Args) -> Result<()> {
                 };
             }
             let lines = found.into_iter().map(|(info, used)| line(info, used.as_ref())).collect();
-            show(lines, if *script { table::GONE_FOR_SCRIPTS } else { table::GONE }, *script, *json)
+            show(lines, &table::usual(true, true, *script), *script, *json)
         }
         SnapshotCommand::Adopt { dir, number } => {
             place::retried(|| Ok(tool::adopt_snapshots(dir, *number)?)).with_context(|| about(dir))

@@ -29,44 +29,24 @@ pub enum Column {
     Note,
 }
 
-/// For people, without sizes.
-pub const USUAL: &[Column] =
-    &[Column::Number, Column::Name, Column::Age, Column::Flags, Column::Source, Column::Note];
-/// The same with sizes.
-pub const WITH_SPACE: &[Column] = &[
-    Column::Number,
-    Column::Name,
-    Column::Age,
-    Column::Refers,
-    Column::Alone,
-    Column::Flags,
-    Column::Source,
-    Column::Note,
-];
-/// Of snapshots of directories that are gone.
-pub const GONE: &[Column] = &[
-    Column::Number,
-    Column::Name,
-    Column::Age,
-    Column::Refers,
-    Column::Alone,
-    Column::Flags,
-    Column::User,
-    Column::Source,
-    Column::Note,
-];
-/// The same for scripts: what is more stands last.
-pub const GONE_FOR_SCRIPTS: &[Column] = &[
-    Column::Number,
-    Column::Name,
-    Column::Age,
-    Column::Flags,
-    Column::Source,
-    Column::Note,
-    Column::Refers,
-    Column::Alone,
-    Column::User,
-];
+/// The columns that are shown if none are asked for: with sizes if `space` is, and of snapshots of directories that are
+/// gone with their makers. For scripts what is more of those stands last.
+pub fn usual(space: bool, gone: bool, script: bool) -> Vec<Column> {
+    let (sizes, user) = ([Column::Refers, Column::Alone], [Column::User]);
+    let mut columns =
+        vec![Column::Number, Column::Name, Column::Age, Column::Flags, Column::Source, Column::Note];
+    if gone && script {
+        columns.extend(sizes.into_iter().chain(user));
+        return columns;
+    }
+    if gone {
+        columns.splice(4..4, user);
+    }
+    if space {
+        columns.splice(3..3, sizes);
+    }
+    columns
+}
 
 impl Column {
     /// Whether sizes have to be found out for it.

@@ -75,11 +75,16 @@ impl Engine {
         self.gc_progress.lock().settles_beside(newest)
     }
 
-    /// Makes steps until [`ROUND_STEPS`] of them have changed something. `false` if there was nothing to change.
+    /// Makes steps until [`ROUND_STEPS`] of them have changed something, or all deletes have arrived. `false` if there
+    /// was nothing to change.
     fn gc_until_changed(&self) -> Result<bool> {
         let mut changed = 0;
         while changed < ROUND_STEPS && !self.gc_progress.lock().has_settled() && self.gc_step()? {
-            changed += usize::from(std::mem::take(&mut self.gc_progress.lock().changed));
+            let mut progress = self.gc_progress.lock();
+            changed += usize::from(std::mem::take(&mut progress.changed));
+            if changed > 0 && progress.stage == GcStage::Messages && !progress.begun {
+                break;
+            }
         }
         Ok(changed > 0)
     }
@@ -106,11 +111,12 @@ impl Engine {
         let mut stage = self.gc_progress.lock().stage;
         loop {
             let step = match stage {
-                GcStage::Deletes if self.pushdown_step()? => GcStep::GoesOn,
+                GcStage::Deletes if self.pushdown_step(Tombstones::All)? => GcStep::GoesOn,
                 GcStage::Deletes => GcStep::Nothing,
                 GcStage::Unseen => self.prune_step()?,
                 GcStage::Root if self.heal_step()? => GcStep::Changed,
                 GcStage::Root => GcStep::Nothing,
+                GcStage::Messages => self.messages_step()?,
                 GcStage::Little => self.collapse_step()?,
                 GcStage::Tall => self.lower_step()?,
             };
@@ -126,8 +132,9 @@ impl Engine {
             });
             stage = next.unwrap_or_default();
             self.gc_progress.lock().stage = stage;
-            if step != GcStep::Nothing || next.is_none() {
-                return Ok(step != GcStep::Nothing);
+            // A step ends where the deletes have arrived, because they may have freed enough.
+            if step != GcStep::Nothing || next.is_none_or(|next| next == GcStage::Messages) {
+                return Ok(step != GcStep::Nothing || next.is_some());
             }
         }
     }
@@ -179,9 +186,23 @@ impl Engine {
         Ok(if std::mem::take(&mut gc_progress.lowered) { GcStep::Changed } else { GcStep::Nothing })
     }
 
-    /// Continues the walk for deletes that wait in the DAG by one bounded step, and pushes down those that it finds.
-    /// `false` at the end of a walk that has found none.
-    pub fn pushdown_step(&self) -> Result<bool> {
+    /// Continues the walk for messages that wait in the DAG by one bounded step, if the store is nearly short of space.
+    fn messages_step(&self) -> Result<GcStep> {
+        if !self.is_nearly_short() {
+            self.gc_progress.lock().begun = false;
+            return Ok(GcStep::Nothing);
+        }
+        let goes_on = self.pushdown_step(Tombstones::AndMessages)?;
+        Ok(match (goes_on, self.gc_progress.lock().begun) {
+            (true, true) => GcStep::GoesOn,
+            (true, false) => GcStep::Changed,
+            (false, _) => GcStep::Nothing,
+        })
+    }
+
+    /// Continues the walk for what waits in the DAG by one bounded step, and pushes down what it finds. `false` at the
+    /// end of a walk that has found nothing.
+    pub fn pushdown_step(&self, which: Tombstones) -> Result<bool> {
         if self.is_tight()? {
             self.checkpoint()?;
         }
@@ -194,7 +215,6 @@ impl Engine {
             }
             walked.from.clone()
         };
-        let which = if self.is_nearly_short() { Tombstones::AndMessages } else { Tombstones::All };
         let (found, mut next) = self.look_for_tombstones(&from, which, STEP_PLACES)?;
         let mut any = false;
         for key in &found {
@@ -306,6 +326,7 @@ mod tests {
 
     use crate::{
         CreateOptions, Db, Options,
+        dag::gc::pushdown::Tombstones,
         db::engine::gc_state::GcStep,
         device::{DeviceCall, HookedDevice, MemDevice},
     };
@@ -352,7 +373,7 @@ mod tests {
         let _first = store.set(db.clone());
         let walks: [(&str, &dyn Fn()); 4] = [
             ("for deletes in an idle store", &|| loop {
-                db.engine().pushdown_step().unwrap();
+                db.engine().pushdown_step(Tombstones::All).unwrap();
                 if !db.engine().gc_progress.lock().begun {
                     break;
                 }
@@ -402,7 +423,7 @@ mod tests {
             db.clone_prefix(format!("a/{directory:03}/"), format!("m/{directory:03}/x/")).unwrap();
             db.delete_prefix(format!("m/{directory:03}/y")).unwrap();
             db.checkpoint().unwrap();
-            let steps = (0..1000).take_while(|_| db.engine().pushdown_step().unwrap()).count();
+            let steps = (0..1000).take_while(|_| db.engine().pushdown_step(Tombstones::All).unwrap()).count();
             assert!(steps < 1000, "deletes are pushed down for ever");
         }
         let findings = db.check().unwrap().findings;

@@ -12,6 +12,8 @@ use crate::dag::{
 /// Most walks for deletes, a count, that a call of `Engine::settle` makes while other threads write. The first walk
 /// pushes down what waited when the call began, except what did not fit into its edits.
 const SETTLE_WALKS: u32 = 4;
+/// The same with the walks for messages that may follow.
+const SETTLE_WALKS_IN_ALL: u32 = 2 * SETTLE_WALKS;
 
 /// If `settle` has freed too little, so many deletes are admitted before it is tried again, a count: the first time.
 const MIN_DELETES_UNTIL_RETRY: u32 = 4;
@@ -22,16 +24,16 @@ const MAX_DELETES_UNTIL_RETRY: u32 = 512;
 pub(crate) struct Settling {
     /// The number of the newest batch whose deletes it has to push down.
     pub until: u64,
-    /// Walks for deletes that have ended while other threads wrote, a count.
+    /// Walks for deletes and messages that have ended while other threads wrote, a count.
     pub walks: u32,
 }
 
 /// The state of garbage collection.
 #[derive(Default)]
 pub(crate) struct GcProgress {
-    /// The key at which the walk for deletes continues.
+    /// The key at which the walk for deletes or messages continues.
     pub from: Bytes,
-    /// Whether the walk for deletes has begun.
+    /// Whether the walk for deletes or messages has begun.
     pub begun: bool,
     /// Number of the newest record of the log when the walk began.
     pub since: u64,
@@ -62,6 +64,10 @@ pub(crate) enum GcStage {
     Unseen,
     /// Edges and levels that the root does not need.
     Root,
+    /// Messages that wait in the DAG, if ordinary writes are refused or soon will be. After all deletes have arrived:
+    /// carrying messages down takes space at first, which only deletes may have to give, and it gives little as long as
+    /// what deletes remove still shares the leaves.
+    Messages,
     /// Nodes of which so little is shown that leaves can replace them.
     Little,
     /// Nodes that can take over the edges of their children, so that the DAG becomes lower.
@@ -73,7 +79,8 @@ impl GcStage {
         match self {
             GcStage::Deletes => Some(GcStage::Unseen),
             GcStage::Unseen => Some(GcStage::Root),
-            GcStage::Root => Some(GcStage::Little),
+            GcStage::Root => Some(GcStage::Messages),
+            GcStage::Messages => Some(GcStage::Little),
             GcStage::Little => Some(GcStage::Tall),
             GcStage::Tall => None,
         }
@@ -107,25 +114,29 @@ impl<S> GcWalk<S> {
 }
 
 impl GcProgress {
-    /// Ends the walks, and returns what they held, which the caller drops while it holds no lock. New walks begin anew.
+    /// Ends the walks that hold a version, and returns what they held, which the caller drops while it holds no lock.
+    /// New walks begin anew.
     pub fn let_go(&mut self) -> impl Sized + use<> {
-        self.stage = GcStage::default();
+        if self.stage != GcStage::Messages {
+            self.stage = GcStage::default();
+        }
         let (prune, collapse) = (self.prune.take(), self.collapse.take());
         self.has_changed(prune.as_ref().is_some_and(|walk| walk.changed));
         self.has_changed(collapse.as_ref().is_some_and(|walk| walk.changed));
         (prune, collapse)
     }
 
-    /// Notes that a walk for deletes has ended, while `newest` is the newest record of the log and `written` the
-    /// newest batch. Returns whether another walk must follow: deletes that were pushed down may wait at lower nodes,
-    /// and new ones may have been flushed behind the walk. A call of `Engine::settle` does not follow the deletes of
-    /// other threads.
+    /// Notes that a walk for deletes or messages has ended, while `newest` is the newest record of the log and
+    /// `written` the newest batch. Returns whether another walk must follow: what was pushed down may wait at lower
+    /// nodes, and more may have been flushed behind the walk. A call of `Engine::settle` does not follow what other
+    /// threads write.
     pub fn has_walked(&mut self, newest: u64, written: u64) -> bool {
         self.begun = false;
+        let most = if self.stage == GcStage::Messages { SETTLE_WALKS_IN_ALL } else { SETTLE_WALKS };
         match &mut self.settling {
             Some(settling) if settling.until != written => {
                 settling.walks += 1;
-                self.any && settling.walks < SETTLE_WALKS
+                self.any && settling.walks < most
             }
             _ => self.any || self.since != newest,
         }
@@ -133,7 +144,7 @@ impl GcProgress {
 
     /// Whether a call of `Engine::settle` has made all its walks while other threads wrote.
     pub fn has_settled(&self) -> bool {
-        self.settling.as_ref().is_some_and(|settling| settling.walks >= SETTLE_WALKS)
+        self.settling.as_ref().is_some_and(|settling| settling.walks >= SETTLE_WALKS_IN_ALL)
     }
 
     /// Whether a call of `Engine::settle` is in progress and other threads have written since it began. `written` is
@@ -220,8 +231,11 @@ mod tests {
         assert!(progress(None, false).has_walked(8, 8));
         // Beside other writers: a bounded number of walks, and none for deletes that came later.
         let mut beside = progress(Some(7), true);
-        let walks = (8..100).take_while(|newest| beside.has_walked(*newest, *newest)).count();
-        assert_eq!((walks as u32 + 1, beside.has_settled()), (SETTLE_WALKS, true));
+        for (stage, all) in [(GcStage::Deletes, false), (GcStage::Messages, true)] {
+            beside.stage = stage;
+            let walks = (8..100).take_while(|newest| beside.has_walked(*newest, *newest)).count();
+            assert_eq!((walks as u32 + 1, beside.has_settled()), (SETTLE_WALKS, all));
+        }
         assert!(!progress(Some(7), false).has_walked(8, 8));
         assert!(beside.settles_beside(8) && !beside.settles_beside(7));
     }

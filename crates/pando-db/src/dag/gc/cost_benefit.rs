@@ -61,6 +61,21 @@ impl Edit<'_> {
         }
     }
 
+    /// True if edge `i` of `node` leads to a leaf that holds more than the edge shows. False if the leaf cannot be
+    /// read. I/O: its header, if the edge is loose.
+    pub(super) fn hides_part_of_leaf(&self, node: &Node, i: usize) -> Result<bool> {
+        let Some(edge) = node.edges().get(i).filter(|edge| edge.loose) else { return Ok(false) };
+        let Some(target) = &edge.child else { return Ok(false) };
+        if self.height(target.id)? > 0 {
+            return Ok(false);
+        }
+        let Some(child) = self.peek_readable(target.id)? else { return Ok(false) };
+        let live = node.edge_span(i);
+        let image = Lens::of_edge(&live, &target.prepend).apply_span(&live);
+        let mut pages = child.pages();
+        Ok(pages.any(|page| !image.contains(&page.first_key()) || !image.contains(&page.last_key())))
+    }
+
     /// True if deleting `range` frees a large part of a node. Shared nodes do not count: a delete frees nothing in
     /// them. I/O: at most `left` headers.
     pub fn is_large_delete(&self, range: &Span, left: usize) -> Result<bool> {

@@ -5,7 +5,9 @@
 //! clones, there are nodes that show only part of what they hold. A store that is idle after deletes, or short of
 //! space, does not wait until later writes flush the deletes and rewrite such nodes. Deletes are not flushed into
 //! shared nodes, because a private copy would take space: `prune` removes from these what nothing shows, and if nothing
-//! is left of one, it is taken off its edges here.
+//! is left of one, it is taken off its edges here. From interior nodes that hold something in vain only `prune` takes
+//! it, for the same reason: a flush would carry all that waits above them down with the deletes, and pages of messages
+//! that other versions of the node use as well would be written once more.
 //!
 //! The work has two halves, so that no lock is held over a walk. [`Edit::waiting_tombstones`] walks a version, a
 //! bounded number of nodes from any key on, and returns keys at which deletes wait. [`Edit::push_down_at`] goes to one
@@ -23,7 +25,7 @@ use crate::{
 /// What a walk looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tombstones {
-    /// All deletes, and edges that show only part of their child.
+    /// All deletes, and edges that show only part of a leaf.
     All,
     /// Deletes that free enough to be pushed down beside writes ([`Edit::pays_to_push_down`]).
     Worthwhile,
@@ -112,9 +114,9 @@ impl Edit<'_> {
         let many = (self.cx.limits.node / MANY_FRACTION).max(MANY_BYTES);
         match which {
             Tombstones::AndMessages if edge.pending() >= many && edge.child.is_some() => Ok(true),
-            Tombstones::All | Tombstones::AndMessages => {
-                Ok(edge.loose || edge.holds_deletes() || self.leads_to_nothing(edge)?)
-            }
+            Tombstones::All | Tombstones::AndMessages => Ok(edge.holds_deletes()
+                || self.hides_part_of_leaf(node, i)?
+                || self.leads_to_nothing(edge)?),
             Tombstones::Worthwhile => self.pays_to_push_down(node, i, left),
         }
     }

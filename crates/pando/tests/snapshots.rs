@@ -244,6 +244,9 @@ fn of_a_link_to_a_directory_they_are_those_of_the_directory() {
     assert_eq!(b.sh("ls m/d/.snapshots; readlink m/link"), "two\nd\n");
     b.fails(&["snapshot", "create", "m/d/file", "x"], 1, "Not a directory");
     b.fails(&["snapshot", "create", "m/dangling", "x"], 1, "No such file");
+    // The directory that holds them has none, and is easily named by mistake.
+    b.fails(&["snapshot", "list", "m/d/.snapshots"], 1, "holds the snapshots of");
+    assert_eq!(b.ok(&["snapshot", "list", "-H", "m"]), "");
 }
 
 #[test]

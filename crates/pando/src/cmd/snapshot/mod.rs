@@ -371,8 +371,16 @@ fn ask(dir: &Path, asked: &Asked) -> Result<()> {
     place::retried(|| Ok(tool::snapshot(dir, asked.clone()).map(drop)?))
 }
 
+/// The snapshots of a directory. An error for the directory that holds them, which has none of its own.
 fn snapshots(dir: &Path) -> Result<Vec<SnapshotInfo>> {
-    place::retried(|| Ok(tool::list_snapshots(dir)?)).with_context(|| about(dir))
+    let found = place::retried(|| Ok(tool::list_snapshots(dir)?)).with_context(|| about(dir))?;
+    if found.is_empty()
+        && let Ok(whole) = dir.canonicalize()
+        && let Some(source) = whole.parent().filter(|_| whole.ends_with(".snapshots"))
+    {
+        bail!("{}: holds the snapshots of {}; name that directory", dir.display(), source.display());
+    }
+    Ok(found)
 }
 
 /// The snapshots of a directory; none of one that the caller may not open, which is said on stderr.

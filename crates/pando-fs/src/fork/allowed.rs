@@ -11,8 +11,8 @@ use crate::{
     error::{Error, Result},
     fork::{
         planner::Planner,
-        step::{Dirs, Occupant, Spots, Step, Told, kind},
-        told::{MergeConflict, MergeKind, MergeSide},
+        report::{MergeConflict, MergeKind, MergeSide},
+        step::{Dirs, EntryPaths, Occupant, PlannedChange, Step, kind},
     },
     mode::S_IXOTH,
     path,
@@ -20,28 +20,28 @@ use crate::{
 };
 
 impl Planner<'_> {
-    pub(crate) fn tell(&mut self, spots: &Spots, kind: MergeKind, aspects: Aspects) -> Result<()> {
-        self.may_see(spots)?;
-        self.who.bounds.plan_grows(spots.ours.len())?;
-        self.told.push(Told { kind, ours: spots.ours.clone(), aspects });
+    pub(crate) fn tell(&mut self, paths: &EntryPaths, kind: MergeKind, aspects: Aspects) -> Result<()> {
+        self.may_see(paths)?;
+        self.merging.bounds.plan_grows(paths.ours.len())?;
+        self.planned.push(PlannedChange { kind, ours: paths.ours.clone(), aspects });
         Ok(())
     }
 
     pub(crate) fn add_step(&mut self, step: Step) -> Result<()> {
-        self.who.bounds.plan_grows(step.path_bytes())?;
+        self.merging.bounds.plan_grows(step.path_bytes())?;
         self.steps.push(step);
         Ok(())
     }
 
     /// Error unless each directory above an entry belongs to the owner or may be searched by all: names in other
     /// directories are not told. The error names the topmost one.
-    fn may_see(&mut self, spots: &Spots) -> Result<()> {
-        let Some(owner) = self.who.owner else { return Ok(()) };
+    fn may_see(&mut self, paths: &EntryPaths) -> Result<()> {
+        let Some(owner) = self.merging.owner else { return Ok(()) };
         let trees = &mut *self.trees;
         let sides = [
-            (&mut trees.base, &spots.base),
-            (&mut trees.theirs, &spots.theirs),
-            (&mut trees.ours, &spots.ours),
+            (&mut trees.base, &paths.base),
+            (&mut trees.theirs, &paths.theirs),
+            (&mut trees.ours, &paths.ours),
         ];
         for (side, entry) in sides {
             let dir = path::directory_of(entry).to_vec();
@@ -65,13 +65,18 @@ impl Planner<'_> {
     }
 
     /// Notes a conflict; true if the fork's side is to be taken.
-    pub(crate) fn conflict(&mut self, spots: &Spots, why: MergeConflict, aspects: Aspects) -> Result<bool> {
-        self.tell(spots, MergeKind::Conflict(why), aspects)?;
-        Ok(self.who.options.prefer == Some(MergeSide::Theirs))
+    pub(crate) fn conflict(
+        &mut self,
+        paths: &EntryPaths,
+        why: MergeConflict,
+        aspects: Aspects,
+    ) -> Result<bool> {
+        self.tell(paths, MergeKind::Conflict(why), aspects)?;
+        Ok(self.merging.options.prefer == Some(MergeSide::Theirs))
     }
 
     pub(crate) fn owned(&self, entry: &[u8], uid: u32) -> Result<()> {
-        match self.who.owner.is_none_or(|owner| owner == uid) {
+        match self.merging.owner.is_none_or(|owner| owner == uid) {
             true => Ok(()),
             false => Err(Error::NotPermitted {
                 name: shown(entry).to_string_lossy().into_owned(),
@@ -83,7 +88,7 @@ impl Planner<'_> {
 
     /// Error unless entries of the directory around this one may be changed.
     pub(crate) fn may_change_entries(&mut self, entry: &[u8]) -> Result<()> {
-        if self.who.owner.is_none() {
+        if self.merging.owner.is_none() {
             return Ok(());
         }
         let dir = path::directory_of(entry).to_vec();
@@ -118,10 +123,10 @@ impl Planner<'_> {
     }
 
     /// A missing directory of the origin is reported as a whole; entries that were moved out of it are still merged.
-    pub(crate) fn rest_of(&mut self, spots: &Spots, kind: FileKind) {
+    pub(crate) fn rest_of(&mut self, paths: &EntryPaths, kind: FileKind) {
         if kind == FileKind::Directory {
-            self.missed.insert(spots.base.clone());
-            let (base, theirs) = (contents_of(&spots.base), contents_of(&spots.theirs));
+            self.missed.insert(paths.base.clone());
+            let (base, theirs) = (contents_of(&paths.base), contents_of(&paths.theirs));
             self.jobs.push_back(Dirs { base, theirs, new: None });
         }
     }

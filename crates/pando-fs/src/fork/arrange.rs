@@ -16,8 +16,8 @@ use crate::{
     fork::{
         follow::{in_dir, upwards},
         planner::Planner,
-        step::{Dirs, Plan, Spots, Step, kind},
-        told::{MergeChange, MergeConflict, MergeKind},
+        report::{MergeChange, MergeConflict, MergeKind},
+        step::{Dirs, EntryPaths, Plan, Step, kind},
     },
     path::{self, system},
     record::Stored,
@@ -92,26 +92,26 @@ impl Planner<'_> {
     ) -> Result<()> {
         let here = self.follow.here(self.trees, id, a)?;
         let want = in_dir(&dir, b);
-        let spots = |ours: &[u8]| Spots { base: a.to_vec(), theirs: b.to_vec(), ours: ours.to_vec() };
+        let paths = |ours: &[u8]| EntryPaths { base: a.to_vec(), theirs: b.to_vec(), ours: ours.to_vec() };
         let (Some(entry), Some(ours)) = (here.entry, here.value) else {
-            let spots = spots(&want);
-            if self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
-                self.replace(&spots, theirs)?;
+            let paths = paths(&want);
+            if self.conflict(&paths, MergeConflict::RemovedHere, Aspects::default())? {
+                self.replace(&paths, theirs)?;
             }
-            self.rest_of(&spots, id.1);
+            self.rest_of(&paths, id.1);
             return Ok(());
         };
-        let spots = spots(&entry);
+        let paths = paths(&entry);
         if kind(&entry, &ours)? != id.1 {
-            if self.conflict(&spots, MergeConflict::Kind, Aspects::default())? {
+            if self.conflict(&paths, MergeConflict::Kind, Aspects::default())? {
                 self.remove(&entry, &ours)?;
-                self.replace(&Spots { ours: want, ..spots.clone() }, theirs)?;
+                self.replace(&EntryPaths { ours: want, ..paths.clone() }, theirs)?;
             }
-            self.rest_of(&spots, id.1);
+            self.rest_of(&paths, id.1);
             return Ok(());
         }
         let stays = entry == want
-            || here.moved && !self.conflict(&spots, MergeConflict::Renamed, Aspects::default())?;
+            || here.moved && !self.conflict(&paths, MergeConflict::Renamed, Aspects::default())?;
         let (Some(base), record) = (self.trees.base.value(a)?, self.trees.ours.found(&entry, &ours)?) else {
             return Ok(());
         };
@@ -120,7 +120,7 @@ impl Planner<'_> {
                 self.undone.insert(id);
                 return Ok(());
             }
-            self.tell(&spots, MergeKind::Renamed, Aspects::default())?;
+            self.tell(&paths, MergeKind::Renamed, Aspects::default())?;
             self.owned(&entry, record.record.uid)?;
             self.may_change_entries(&entry)?;
             self.may_change_entries(&want)?;
@@ -131,7 +131,7 @@ impl Planner<'_> {
         }
         let trees = &mut *self.trees;
         let (x, y) = (trees.base.found(a, &base)?, trees.theirs.found(b, theirs)?);
-        self.merge_found(&spots, Some(&x), &y, &record)?;
+        self.merge_found(&paths, Some(&x), &y, &record)?;
         if id.1 == FileKind::Directory {
             self.jobs.push_back(Dirs { base: contents_of(a), theirs: contents_of(b), new: None });
         }
@@ -205,11 +205,11 @@ impl Planner<'_> {
                 conflicts.push((entry, MergeConflict::MovedInto));
             }
         }
-        let told =
-            std::mem::take(&mut self.told).into_iter().map(|told| (told.kind, told.ours, told.aspects));
+        let planned =
+            std::mem::take(&mut self.planned).into_iter().map(|one| (one.kind, one.ours, one.aspects));
         let conflicts =
             conflicts.into_iter().map(|(entry, why)| (MergeKind::Conflict(why), entry, Aspects(0)));
-        let all: Vec<_> = told.chain(conflicts).collect();
+        let all: Vec<_> = planned.chain(conflicts).collect();
         let mut targets = HashMap::new();
         for step in &self.steps {
             if let Step::Move { from, dir, name } = step {
@@ -228,7 +228,7 @@ impl Planner<'_> {
             let from = (kind == MergeKind::Renamed).then(|| shown(&ours));
             MergeChange { kind, path: shown(&to), from, aspects }
         };
-        let told = all.into_iter().map(change).collect();
-        Ok(Plan { steps: std::mem::take(&mut self.steps), told, brought: 0 })
+        let changes = all.into_iter().map(change).collect();
+        Ok(Plan { steps: std::mem::take(&mut self.steps), changes, brought: 0 })
     }
 }

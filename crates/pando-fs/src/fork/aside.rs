@@ -17,8 +17,8 @@ use crate::{
     fork::{
         follow::{in_dir, upwards},
         planner::Planner,
-        step::{Occupant, Spots, differ, kind, meant},
-        told::MergeConflict,
+        report::MergeConflict,
+        step::{EntryPaths, Occupant, differ, kind, without_times},
     },
     path,
     types::FileKind,
@@ -27,19 +27,19 @@ use crate::{
 impl Planner<'_> {
     /// An entry that the fork has moved into a directory that is taken, and that this side has deleted, is a conflict;
     /// it is left out unless the fork is preferred.
-    pub(crate) fn leave_deleted(&mut self, spots: &Spots, without: &mut Vec<Vec<u8>>) -> Result<()> {
-        let (taken, ours) = (contents_of(&spots.theirs), contents_of(&spots.ours));
-        let mut told: HashSet<Vec<u8>> = HashSet::new();
+    pub(crate) fn leave_deleted(&mut self, paths: &EntryPaths, without: &mut Vec<Vec<u8>>) -> Result<()> {
+        let (taken, ours) = (contents_of(&paths.theirs), contents_of(&paths.ours));
+        let mut left: HashSet<Vec<u8>> = HashSet::new();
         for (id, base, theirs) in self.follow.aside_below(false, &taken) {
-            self.who.bounds.go_on()?;
-            let is_told = upwards(path::directory_of(&theirs)).any(|dir| told.contains(dir));
-            if is_told || !self.follow.deleted_here(self.trees, id, &base)? {
+            self.merging.bounds.go_on()?;
+            let is_below = upwards(path::directory_of(&theirs)).any(|dir| left.contains(dir));
+            if is_below || !self.follow.deleted_here(self.trees, id, &base)? {
                 continue;
             }
             let inside = theirs.get(taken.len()..).unwrap_or_default().to_vec();
-            told.insert(contents_of(&theirs));
-            let spots = Spots { base, ours: [&ours[..], &inside].concat(), theirs };
-            if !self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
+            left.insert(contents_of(&theirs));
+            let paths = EntryPaths { base, ours: [&ours[..], &inside].concat(), theirs };
+            if !self.conflict(&paths, MergeConflict::RemovedHere, Aspects::default())? {
                 without.push(inside);
             }
         }
@@ -53,15 +53,15 @@ impl Planner<'_> {
             return Ok(false);
         }
         let place = self.follow.ever_there(self.trees, id, entry)?;
-        if place != but && self.is_there(&place, id)? && !self.arrives(&place)? {
+        if place != but && self.is_there(&place, id)? && !self.will_be_taken(&place)? {
             return Ok(true);
         }
         if id.1 != FileKind::Directory {
             return Ok(false);
         }
         for (id, base, theirs) in self.follow.aside_below(true, &contents_of(entry)) {
-            self.who.bounds.go_on()?;
-            if self.follow.here(self.trees, id, &base)?.value.is_some() && !self.arrives(&theirs)? {
+            self.merging.bounds.go_on()?;
+            if self.follow.here(self.trees, id, &base)?.value.is_some() && !self.will_be_taken(&theirs)? {
                 return Ok(true);
             }
         }
@@ -85,7 +85,7 @@ impl Planner<'_> {
 
     /// Whether the entry that the fork has moved to `to` is taken from there if this side is preferred: all directories
     /// around it are here or are taken, and its path is free.
-    fn arrives(&mut self, to: &[u8]) -> Result<bool> {
+    fn will_be_taken(&mut self, to: &[u8]) -> Result<bool> {
         let dir = path::directory_of(to);
         // The contents prefix of the directory here; none if the directory is taken with one around it.
         let mut ours = Some(Vec::new());
@@ -141,7 +141,7 @@ impl Planner<'_> {
             return Ok(false);
         }
         // The entries of a directory are merged one by one.
-        let same = || Ok(meant(differ(&trees.theirs, &t, &trees.ours, &o)?).is_empty());
+        let same = || Ok(without_times(differ(&trees.theirs, &t, &trees.ours, &o)?).is_empty());
         if t.record.kind == FileKind::Directory { Ok(true) } else { same() }
     }
 
@@ -152,7 +152,7 @@ impl Planner<'_> {
         if here.moved || here.entry.as_deref() != Some(ours) {
             return Ok(false);
         }
-        let spots = Spots { base, theirs: theirs.to_vec(), ours: ours.to_vec() };
-        self.is_as_it_was(&spots, &was, value)
+        let paths = EntryPaths { base, theirs: theirs.to_vec(), ours: ours.to_vec() };
+        self.is_as_it_was(&paths, &was, value)
     }
 }

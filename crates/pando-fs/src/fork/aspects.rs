@@ -6,9 +6,9 @@ use crate::{
     error::Result,
     fork::{
         planner::Planner,
-        step::{Spots, Step, differ},
+        report::{MergeConflict, MergeKind},
+        step::{EntryPaths, Step, differ},
         text::MergedText,
-        told::{MergeConflict, MergeKind},
     },
     path,
     types::FileKind,
@@ -25,7 +25,7 @@ impl Planner<'_> {
     /// Merges what is of one kind on all sides, aspect by aspect.
     pub(crate) fn merge_found(
         &mut self,
-        spots: &Spots,
+        paths: &EntryPaths,
         base: Option<&Found>,
         theirs: &Found,
         ours: &Found,
@@ -63,7 +63,7 @@ impl Planner<'_> {
             clash.0 &= !CONTENT_AND_SIZE.0;
         }
         if !clash.is_empty() {
-            if self.conflict(spots, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
+            if self.conflict(paths, MergeConflict::Changed, Aspects(clash.0 & (there.0 | apart.0)))? {
                 take.0 |= clash.0;
             }
         } else {
@@ -72,21 +72,21 @@ impl Planner<'_> {
                 Some(text) if text.marked => (MergeKind::Marked, CONTENT_AND_SIZE.0),
                 Some(_) => (MergeKind::Lines, CONTENT_AND_SIZE.0),
             };
-            self.tell(spots, kind, Aspects((take.0 | content) & there.0))?;
+            self.tell(paths, kind, Aspects((take.0 | content) & there.0))?;
         }
         if take.is_empty() && lines.is_none() {
             return Ok(());
         }
-        self.owned(&spots.ours, ours.record.uid)?;
-        self.owned(&spots.ours, theirs.record.uid)?;
-        let (from, to, aspects) = (spots.theirs.clone(), spots.ours.clone(), take);
+        self.owned(&paths.ours, ours.record.uid)?;
+        self.owned(&paths.ours, theirs.record.uid)?;
+        let (from, to, aspects) = (paths.theirs.clone(), paths.ours.clone(), take);
         if let Some(text) = lines {
             self.add_step(Step::Write { from, to, aspects, text: text.bytes })?;
             return Ok(());
         }
         let step = Step::Change { from, to, aspects, alone: false };
         let is_linked = ours.record.kind != FileKind::Directory
-            && ours.data != path::data(&self.trees.ours.place(&spots.ours));
+            && ours.data != path::data(&self.trees.ours.place(&paths.ours));
         if is_linked && !step.makes_file() {
             self.linked.entry(ours.data.clone()).or_default().push(self.steps.len());
         }
@@ -96,12 +96,12 @@ impl Planner<'_> {
     /// The lines of both sides, if they are wanted and can be had; with markers only if no side is preferred.
     fn lines(&mut self, base: &Found, theirs: &Found, ours: &Found) -> Result<Option<MergedText>> {
         // The merged file shows its user lines of all three versions, and the origin may have another owner.
-        let may_read = |found: &Found| self.who.owner.is_none_or(|owner| owner == found.record.uid);
-        if !self.who.options.text || ![base, theirs, ours].into_iter().all(may_read) {
+        let may_read = |found: &Found| self.merging.owner.is_none_or(|owner| owner == found.record.uid);
+        if !self.merging.options.text || ![base, theirs, ours].into_iter().all(may_read) {
             return Ok(None);
         }
         let t = &*self.trees;
         let merged = self.text.merge_lines((&t.base, base), (&t.theirs, theirs), (&t.ours, ours))?;
-        Ok(merged.filter(|text| !text.marked || self.who.options.prefer.is_none()))
+        Ok(merged.filter(|text| !text.marked || self.merging.options.prefer.is_none()))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{
     error::{Error, Result},
-    fork::told::MergeOptions,
+    fork::report::MergeOptions,
     plan_memory::{PlanMemory, PlanShare},
 };
 

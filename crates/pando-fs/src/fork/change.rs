@@ -38,8 +38,9 @@ impl Apply<'_> {
         Ok(Some((self.trees.ours.found(to, &ours)?, self.trees.theirs.found(from, &theirs)?)))
     }
 
-    /// Whether an entry is a linked file that is not in the hidden tree, so that it changes at the end.
-    fn is_for_the_end(&mut self, entry: &[u8]) -> Result<bool> {
+    /// Whether an entry is a linked file of the lineage around the hidden tree, so that it changes at the end. A linked
+    /// file of another lineage changes now, and this notes that there is a change in that lineage.
+    fn defer_linked(&mut self, entry: &[u8]) -> Result<bool> {
         let is_name = |value: &Bytes| matches!(Stored::decode(value), Ok(Stored::Name(_)));
         if self.hidden.is_none() || !self.trees.ours.value(entry)?.as_ref().is_some_and(is_name) {
             return Ok(false);
@@ -91,7 +92,7 @@ impl Apply<'_> {
             attrs: (has(Aspects::XATTRS) && outside).then_some(theirs.data),
             alone: if content == ContentOf::Copy { Some(self.fs.fresh_file()?) } else { None },
         };
-        if self.is_for_the_end(entry)?
+        if self.defer_linked(entry)?
             && let Some(hidden) = &mut self.hidden
         {
             if change.attrs.is_some() {

@@ -143,7 +143,7 @@ impl Exchange<'_> {
         }
         fs.recount_later(self.into);
         let counts = self.hidden.marks || !self.hidden.unnamed.is_empty();
-        Ok(Some((self.told(memory), counts)))
+        Ok(Some((self.change_memory(memory), counts)))
     }
 
     /// The directory as it is now.
@@ -407,7 +407,7 @@ impl Exchange<'_> {
     }
 
     /// Changes the inodes in memory; returns the cached entries that the kernel has to drop.
-    fn told(&self, memory: InMemory) -> CloneReport {
+    fn change_memory(&self, memory: InMemory) -> CloneReport {
         let (fs, mut report) = (self.fs, CloneReport::default());
         for (inode, parent, name) in memory.moved {
             inode.move_to(Link::At { parent, name });

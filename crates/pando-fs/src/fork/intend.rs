@@ -14,8 +14,8 @@ use crate::{
     family::SNAPSHOTS,
     fork::{
         planner::Planner,
-        step::{Dirs, Occupant, Spots, Step},
-        told::MergeConflict,
+        report::MergeConflict,
+        step::{Dirs, EntryPaths, Occupant, Step},
     },
     path::{self, system},
     rights::directories_in,
@@ -29,7 +29,7 @@ impl Planner<'_> {
         self.may_change_entries(entry)?;
         if record.kind == FileKind::Directory {
             self.fork_stays(entry, "removed")?;
-            if self.who.owner.is_some() {
+            if self.merging.owner.is_some() {
                 let contents = self.trees.ours.place(&contents_of(entry));
                 directories_in(&self.trees.ours.view, &contents, |inside, dir| {
                     self.owned(&[entry, inside].concat(), dir.uid)
@@ -40,17 +40,17 @@ impl Planner<'_> {
     }
 
     /// Takes an entry of the fork to a free path.
-    pub(crate) fn take(&mut self, spots: &Spots, value: &Bytes) -> Result<()> {
-        let record = self.trees.theirs.found(&spots.theirs, value)?.record;
-        self.owned(&spots.ours, record.uid)?;
-        self.may_change_entries(&spots.ours)?;
-        self.hides_no_snapshots(&spots.ours)?;
+    pub(crate) fn take(&mut self, paths: &EntryPaths, value: &Bytes) -> Result<()> {
+        let record = self.trees.theirs.found(&paths.theirs, value)?.record;
+        self.owned(&paths.ours, record.uid)?;
+        self.may_change_entries(&paths.ours)?;
+        self.hides_no_snapshots(&paths.ours)?;
         let without = match record.kind {
-            FileKind::Directory => self.left_out(spots)?,
+            FileKind::Directory => self.left_out(paths)?,
             _ => Vec::new(),
         };
-        let dir = path::directory_of(&spots.ours).to_vec();
-        self.add_step(Step::Take { from: spots.theirs.clone(), dir, without })
+        let dir = path::directory_of(&paths.ours).to_vec();
+        self.add_step(Step::Take { from: paths.theirs.clone(), dir, without })
     }
 
     /// EEXIST if an entry would take the name under which snapshots of its directory are seen.
@@ -66,8 +66,8 @@ impl Planner<'_> {
     /// Entries in a directory that is taken from the fork which this side has moved out of it, and so has elsewhere:
     /// paths from the directory. If the fork has renamed such an entry in the directory as well, that is a conflict,
     /// and the entry is merged where it is here.
-    fn left_out(&mut self, spots: &Spots) -> Result<Vec<Vec<u8>>> {
-        let (was, taken) = (contents_of(&spots.base), contents_of(&spots.theirs));
+    fn left_out(&mut self, paths: &EntryPaths) -> Result<Vec<Vec<u8>>> {
+        let (was, taken) = (contents_of(&paths.base), contents_of(&paths.theirs));
         let mut without = Vec::new();
         for (a, id) in self.follow.moved_out(&was) {
             let Some(b) = self.follow.there(self.trees, id, &a)? else { continue };
@@ -83,30 +83,30 @@ impl Planner<'_> {
             else {
                 continue;
             };
-            let spots = Spots { base: a, theirs: b, ours: entry };
-            self.conflict(&spots, MergeConflict::Renamed, Aspects::default())?;
+            let paths = EntryPaths { base: a, theirs: b, ours: entry };
+            self.conflict(&paths, MergeConflict::Renamed, Aspects::default())?;
             let trees = &mut *self.trees;
-            let (x, t) = (trees.base.found(&spots.base, &base)?, trees.theirs.found(&spots.theirs, &theirs)?);
-            let o = trees.ours.found(&spots.ours, &ours)?;
-            self.merge_found(&spots, Some(&x), &t, &o)?;
+            let (x, t) = (trees.base.found(&paths.base, &base)?, trees.theirs.found(&paths.theirs, &theirs)?);
+            let o = trees.ours.found(&paths.ours, &ours)?;
+            self.merge_found(&paths, Some(&x), &t, &o)?;
             if id.1 == FileKind::Directory {
-                let (base, theirs) = (contents_of(&spots.base), contents_of(&spots.theirs));
+                let (base, theirs) = (contents_of(&paths.base), contents_of(&paths.theirs));
                 self.jobs.push_back(Dirs { base, theirs, new: None });
             }
         }
-        self.leave_deleted(spots, &mut without)?;
+        self.leave_deleted(paths, &mut without)?;
         Ok(without)
     }
 
     /// Replaces what occupies a path by the entry of the fork.
-    pub(crate) fn replace(&mut self, spots: &Spots, theirs: &Bytes) -> Result<()> {
-        match self.occupant(&spots.ours, &spots.base)? {
+    pub(crate) fn replace(&mut self, paths: &EntryPaths, theirs: &Bytes) -> Result<()> {
+        match self.occupant(&paths.ours, &paths.base)? {
             Occupant::Nothing => {}
-            Occupant::Its(ours) => self.remove(&spots.ours, &ours)?,
+            Occupant::Its(ours) => self.remove(&paths.ours, &ours)?,
             Occupant::Other => {
-                return self.conflict(spots, MergeConflict::Taken, Aspects::default()).map(drop);
+                return self.conflict(paths, MergeConflict::Taken, Aspects::default()).map(drop);
             }
         }
-        self.take(spots, theirs)
+        self.take(paths, theirs)
     }
 }

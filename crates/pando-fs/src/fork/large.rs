@@ -17,9 +17,9 @@ use crate::{
         landing::Landing,
         places::{Places, Planned, stays},
         replay::{Replay, Replayed},
+        report::MergeReport,
         step::{Step, Trees},
         text::TextBudget,
-        told::MergeReport,
         works::{BEFORE, MERGED, WAITING, Works},
     },
     format::FEATURE_WORKS,
@@ -81,14 +81,14 @@ impl Fs {
     /// Merges what is too much for one batch.
     pub(crate) fn merge_large(
         &self,
-        who: Merging<'_>,
+        merging: Merging<'_>,
         (fork, into): (&InodeRef, &InodeRef),
         mut planned: Option<Planned>,
     ) -> Result<(MergeReport, CloneReport)> {
         self.need_feature(FEATURE_WORKS)?;
         for _ in 0..BEGINNINGS {
             let works = Works { work: self.fresh_volume()?, next: self.fresh_volume()? };
-            let done = self.merge_beside(who, (fork, into), planned.take(), works);
+            let done = self.merge_beside(merging, (fork, into), planned.take(), works);
             if !matches!(&done, Ok(Some((report, _))) if report.merged) {
                 self.drop_beside(works);
             }
@@ -145,7 +145,7 @@ impl Fs {
     /// `None` if it has to begin again.
     fn merge_beside(
         &self,
-        who: Merging<'_>,
+        merging: Merging<'_>,
         dirs: (&InodeRef, &InodeRef),
         planned: Option<Planned>,
         works: Works,
@@ -154,9 +154,9 @@ impl Fs {
         let mut trees = places.copies(&view, works);
         let plan = match planned {
             Some((was, then, plan)) if was == places && places.same(&then, &view)? => plan,
-            _ => self.plan_of(&mut trees, &places, who, TextBudget::new(false))?,
+            _ => self.plan_of(&mut trees, &places, merging, TextBudget::new(false))?,
         };
-        if let Some(report) = stays(&plan, who.options) {
+        if let Some(report) = stays(&plan, merging.options) {
             return Ok(Some((report, CloneReport::default())));
         }
         self.may_leave_from(dirs.1, plan.steps.iter().filter_map(Step::leaves))?;
@@ -166,7 +166,7 @@ impl Fs {
         let now = self.now();
         let limit = self.merge_steps.clamp(1, BATCH_OPS);
         let mut apply = Apply::new(self, &mut trees, dirs.1, now);
-        apply.bounds = Some(who.bounds);
+        apply.bounds = Some(merging.bounds);
         apply.hidden = Some(Hidden::new(works.copy(WAITING).1, limit, places.ours.root.clone()));
         apply.steps(&plan.steps)?;
         apply.flush_all()?;
@@ -178,7 +178,7 @@ impl Fs {
         let mut areas = [0, 1].map(|at| works.area(at));
         let mut most = self.merge_steps.clamp(FEW_PATHS, LAST_PATHS);
         for _ in 0..ROUNDS {
-            who.bounds.go_on()?;
+            merging.bounds.go_on()?;
             // A caller of `with_attempts` may run twice, but not behind the locks.
             let looked = self.with_attempts(|tries| {
                 let (here, _held) = self.hold_both(tries, dirs.0, dirs.1)?;
@@ -229,7 +229,7 @@ impl Fs {
                         self.count_names_soon();
                     }
                     self.strip_soon();
-                    return Ok(Some((MergeReport { changes: plan.told, merged: true }, report)));
+                    return Ok(Some((MergeReport { changes: plan.changes, merged: true }, report)));
                 }
                 Looked::More(view) => {
                     let trees = [&before[0], &before[1], &work];

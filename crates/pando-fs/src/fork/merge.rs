@@ -16,9 +16,9 @@ use crate::{
         apply::Apply,
         bounds::{Bounds, Merging},
         places::{Place, Places, stays},
+        report::{MergeOptions, MergeReport},
         step::{Plan, Step},
         text::TextBudget,
-        told::{MergeOptions, MergeReport},
     },
     forks::Fork,
     inode::InodeRef,
@@ -98,13 +98,13 @@ impl Fs {
             return Err(Error::NotPermitted { name: fork.label(), why });
         }
         let bounds = Bounds::new(stop, &self.plan_memory, owner, fork.label());
-        let who = Merging { options, owner, bounds: &bounds };
-        match self.merge_dirs(who, &fork, &into) {
+        let merging = Merging { options, owner, bounds: &bounds };
+        match self.merge_dirs(merging, &fork, &into) {
             // The frozen state that the plan is made of holds what was deleted just before: without it, that can be
             // given back.
             Err(Error::Engine(pando_db::Error::NoSpace)) => {
                 self.db.settle()?;
-                self.merge_dirs(who, &fork, &into)
+                self.merge_dirs(merging, &fork, &into)
             }
             done => done,
         }
@@ -112,17 +112,17 @@ impl Fs {
 
     fn merge_dirs(
         &self,
-        who: Merging<'_>,
+        merging: Merging<'_>,
         fork: &InodeRef,
         into: &InodeRef,
     ) -> Result<(MergeReport, CloneReport)> {
-        let options = who.options;
+        let options = merging.options;
         for attempt in 0..=PLAN_ATTEMPTS {
             let mut planned = None;
             if attempt < PLAN_ATTEMPTS || options.dry_run {
                 let (places, view) =
                     self.with_attempts(|_| Ok((self.places(fork, into)?, self.db.snapshot())))?;
-                let mut plan = self.plan(&places, &view, who, false)?;
+                let mut plan = self.plan(&places, &view, merging, false)?;
                 if let Some(report) = stays(&plan, options) {
                     if options.dry_run && stays(&plan, MergeOptions { dry_run: false, ..options }).is_none() {
                         self.fits(&mut places.trees(&view), &plan.steps)?;
@@ -130,7 +130,7 @@ impl Fs {
                     return Ok((report, CloneReport::default()));
                 }
                 if plan.steps.len() > self.merge_steps {
-                    return self.merge_large(who, (fork, into), Some((places, view, plan)));
+                    return self.merge_large(merging, (fork, into), Some((places, view, plan)));
                 }
                 plan.brought = self.brought(&plan.steps, &mut places.trees(&view), into)?;
                 planned = Some((places, view, plan));
@@ -144,7 +144,7 @@ impl Fs {
                     Some((was, view, plan)) if *was == places && places.same(view, &now)? => (plan, view),
                     Some(_) => return Ok(Held::Old),
                     None => {
-                        fresh = self.plan(&places, &now, who, true)?;
+                        fresh = self.plan(&places, &now, merging, true)?;
                         if stays(&fresh, options).is_none() {
                             fresh.brought = self.brought(&fresh.steps, &mut places.trees(&now), into)?;
                         }
@@ -162,18 +162,18 @@ impl Fs {
                 let Some((report, counts)) = self.carry_out(&places, view, plan, into, above)? else {
                     return Ok(Held::Large);
                 };
-                let told = MergeReport { changes: plan.told.clone(), merged: true };
-                Ok(Held::Done(told, report, counts))
+                let merged = MergeReport { changes: plan.changes.clone(), merged: true };
+                Ok(Held::Done(merged, report, counts))
             })?;
             match done {
                 Held::Old => {}
-                Held::Large => return self.merge_large(who, (fork, into), planned),
-                Held::Done(told, report, counts) => {
+                Held::Large => return self.merge_large(merging, (fork, into), planned),
+                Held::Done(merged, report, counts) => {
                     if counts {
                         self.count_names_soon();
                     }
                     self.strip_soon();
-                    return Ok((told, report));
+                    return Ok((merged, report));
                 }
             }
         }
@@ -181,8 +181,8 @@ impl Fs {
     }
 
     /// Plans the merge, while other calls change the trees, or while both trees are `held`.
-    fn plan(&self, places: &Places, view: &Snapshot, who: Merging<'_>, held: bool) -> Result<Plan> {
-        self.plan_of(&mut places.trees(view), places, who, TextBudget::new(held))
+    fn plan(&self, places: &Places, view: &Snapshot, merging: Merging<'_>, held: bool) -> Result<Plan> {
+        self.plan_of(&mut places.trees(view), places, merging, TextBudget::new(held))
     }
 
     fn places(&self, fork: &InodeRef, into: &InodeRef) -> Result<Places, Obstacle> {

@@ -27,9 +27,9 @@ mod planner;
 mod relocate;
 mod relocated;
 mod replay;
+mod report;
 mod step;
 mod text;
-mod told;
 mod unchanged;
 mod watched;
 mod works;
@@ -49,7 +49,7 @@ use crate::{
     volume::Fs,
 };
 
-pub use told::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide};
+pub use report::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide};
 
 fn no_fork(name: String) -> Error {
     Error::Invalid(format!("{name}: not a fork; pando fork makes them"))

@@ -10,9 +10,9 @@ use crate::{
         bounds::Merging,
         no_fork,
         planner::Planner,
+        report::{MergeChange, MergeKind, MergeOptions, MergeReport},
         step::{Plan, Trees},
         text::TextBudget,
-        told::{MergeChange, MergeKind, MergeOptions, MergeReport},
     },
     forks::Fork,
     inode::{Ancestry, InodeRef, Link},
@@ -125,11 +125,11 @@ impl Fs {
         &self,
         trees: &mut Trees,
         places: &Places,
-        who: Merging<'_>,
+        merging: Merging<'_>,
         text: TextBudget,
     ) -> Result<Plan> {
         let at = (places.theirs.contents.clone(), places.ours.contents.clone());
-        Planner::new(trees, who, text, at, self.has_links()).plan()
+        Planner::new(trees, merging, text, at, self.has_links()).plan()
     }
 
     pub(crate) fn places_of(
@@ -230,8 +230,8 @@ pub(crate) fn stays(plan: &Plan, options: MergeOptions) -> Option<MergeReport> {
         MergeKind::Conflict(why) => options.prefer.is_none() || !why.is_settled_by_a_side(),
         _ => false,
     };
-    (options.dry_run || plan.told.iter().any(stops))
-        .then(|| MergeReport { changes: plan.told.clone(), merged: false })
+    (options.dry_run || plan.changes.iter().any(stops))
+        .then(|| MergeReport { changes: plan.changes.clone(), merged: false })
 }
 
 #[cfg(test)]

@@ -19,8 +19,8 @@ use crate::{
         aspects::CONTENT_AND_SIZE,
         follow::{Follow, in_dir, upwards},
         planner::Planner,
-        step::{Dirs, Occupant, Plan, Spots, differ, kind, meant},
-        told::{MergeConflict, MergeKind},
+        report::{MergeConflict, MergeKind},
+        step::{Dirs, EntryPaths, Occupant, Plan, differ, kind, without_times},
     },
     path,
     types::FileKind,
@@ -31,11 +31,12 @@ impl Planner<'_> {
     /// and this side.
     pub(crate) fn plan(mut self) -> Result<Plan> {
         loop {
-            self.who.bounds.plan_begins();
-            self.follow = Follow::find(self.trees, &self.undone, self.links, &|| self.who.bounds.go_on())?;
+            self.merging.bounds.plan_begins();
+            self.follow =
+                Follow::find(self.trees, &self.undone, self.links, &|| self.merging.bounds.go_on())?;
             let undone = self.undone.len();
             let tops = (self.trees.base.top()?, self.trees.theirs.top()?, self.trees.ours.top()?);
-            self.merge_found(&Spots::default(), Some(&tops.0), &tops.1, &tops.2)?;
+            self.merge_found(&EntryPaths::default(), Some(&tops.0), &tops.1, &tops.2)?;
             self.jobs.push_back(Dirs::default());
             while let Some(dirs) = self.jobs.pop_front() {
                 self.walk(&dirs)?;
@@ -47,7 +48,7 @@ impl Planner<'_> {
             }
             // Again, without these renames.
             self.steps.clear();
-            self.told.clear();
+            self.planned.clear();
             self.linked.clear();
             self.missed.clear();
         }
@@ -63,7 +64,7 @@ impl Planner<'_> {
         let mut stream = DiffStream::new(&t.base.view, (&places.0, &places.1), true)?;
         let mut roots = vec![Vec::new()];
         while let Some(spot) = stream.next()? {
-            self.who.bounds.go_on()?;
+            self.merging.bounds.go_on()?;
             match spot {
                 Spot::Entry { path, .. } => self.spot(&mut stream, dirs, &path)?,
                 Spot::Links(root) if !root.is_empty() => roots.push(root.to_vec()),
@@ -105,8 +106,9 @@ impl Planner<'_> {
     /// in it can be merged.
     fn lost(&mut self, dirs: &Dirs, entry: &[u8]) -> Result<()> {
         let dir = path::directory_of(entry);
-        let told = |above: &[u8]| path::entry_of_contents(above).is_some_and(|e| self.missed.contains(&e));
-        if upwards(dir).any(told) {
+        let is_missed =
+            |above: &[u8]| path::entry_of_contents(above).is_some_and(|e| self.missed.contains(&e));
+        if upwards(dir).any(is_missed) {
             return Ok(());
         }
         let mut from = dirs.base.len();
@@ -126,11 +128,11 @@ impl Planner<'_> {
                 Some(_) => MergeConflict::Kind,
                 None => MergeConflict::RemovedHere,
             };
-            let spots = Spots { base, theirs, ours };
-            if self.conflict(&spots, why, Aspects::default())?
-                && let Some(value) = self.trees.theirs.value(&spots.theirs)?
+            let paths = EntryPaths { base, theirs, ours };
+            if self.conflict(&paths, why, Aspects::default())?
+                && let Some(value) = self.trees.theirs.value(&paths.theirs)?
             {
-                self.replace(&spots, &value)?;
+                self.replace(&paths, &value)?;
             }
             return Ok(());
         }
@@ -196,8 +198,8 @@ impl Planner<'_> {
         match self.follow.source(id, b) {
             Some(from) => self.moved((&from, id), (b, theirs), dir),
             None => {
-                let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: in_dir(&dir, b) };
-                self.added(&spots, theirs)
+                let paths = EntryPaths { base: a.to_vec(), theirs: b.to_vec(), ours: in_dir(&dir, b) };
+                self.added(&paths, theirs)
             }
         }
     }
@@ -212,13 +214,13 @@ impl Planner<'_> {
                 _ => Ok(()),
             };
         };
-        let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
-        if !here.moved && self.is_as_it_was(&spots, base, &ours)? && !self.is_left_there(id, a, b)? {
-            self.tell(&spots, MergeKind::Removed, Aspects::default())?;
-            return self.remove(&spots.ours, &ours);
+        let paths = EntryPaths { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
+        if !here.moved && self.is_as_it_was(&paths, base, &ours)? && !self.is_left_there(id, a, b)? {
+            self.tell(&paths, MergeKind::Removed, Aspects::default())?;
+            return self.remove(&paths.ours, &ours);
         }
-        match self.conflict(&spots, MergeConflict::RemovedThere, Aspects::default())? {
-            true => self.remove(&spots.ours, &ours),
+        match self.conflict(&paths, MergeConflict::RemovedThere, Aspects::default())? {
+            true => self.remove(&paths.ours, &ours),
             false => Ok(()),
         }
     }
@@ -230,51 +232,51 @@ impl Planner<'_> {
         if self.follow.origin_of(self.trees, &ours, &value)?.is_some() {
             return Ok(());
         }
-        let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours };
-        match self.conflict(&spots, MergeConflict::RemovedThere, Aspects::default())? {
-            true => self.remove(&spots.ours, &value),
+        let paths = EntryPaths { base: a.to_vec(), theirs: b.to_vec(), ours };
+        match self.conflict(&paths, MergeConflict::RemovedThere, Aspects::default())? {
+            true => self.remove(&paths.ours, &value),
             false => Ok(()),
         }
     }
 
     /// The fork has made it.
-    fn added(&mut self, spots: &Spots, theirs: &Bytes) -> Result<()> {
-        match self.occupant(&spots.ours, &[])? {
+    fn added(&mut self, paths: &EntryPaths, theirs: &Bytes) -> Result<()> {
+        match self.occupant(&paths.ours, &[])? {
             Occupant::Nothing => {
-                let id = identity(&spots.theirs, theirs)?;
-                if let Some(base) = self.follow.source_aside(id, &spots.theirs)
+                let id = identity(&paths.theirs, theirs)?;
+                if let Some(base) = self.follow.source_aside(id, &paths.theirs)
                     && self.follow.deleted_here(self.trees, id, &base)?
                 {
                     // The entry is not new: the fork has moved it there, and this side has deleted it.
-                    let spots = Spots { base, ..spots.clone() };
-                    return match self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
-                        true => self.replace(&spots, theirs),
+                    let paths = EntryPaths { base, ..paths.clone() };
+                    return match self.conflict(&paths, MergeConflict::RemovedHere, Aspects::default())? {
+                        true => self.replace(&paths, theirs),
                         false => Ok(()),
                     };
                 }
-                self.tell(spots, MergeKind::Added, Aspects::default())?;
-                self.take(spots, theirs)
+                self.tell(paths, MergeKind::Added, Aspects::default())?;
+                self.take(paths, theirs)
             }
-            Occupant::Its(ours) => self.both_new(spots, theirs, &ours),
-            Occupant::Other => self.conflict(spots, MergeConflict::Taken, Aspects::default()).map(drop),
+            Occupant::Its(ours) => self.both_new(paths, theirs, &ours),
+            Occupant::Other => self.conflict(paths, MergeConflict::Taken, Aspects::default()).map(drop),
         }
     }
 
     /// Both sides have an entry there, and the origin has none of this kind.
-    fn both_new(&mut self, spots: &Spots, theirs: &Bytes, ours: &Bytes) -> Result<()> {
-        let (there, here) = (kind(&spots.theirs, theirs)?, kind(&spots.ours, ours)?);
+    fn both_new(&mut self, paths: &EntryPaths, theirs: &Bytes, ours: &Bytes) -> Result<()> {
+        let (there, here) = (kind(&paths.theirs, theirs)?, kind(&paths.ours, ours)?);
         if there != here {
-            if self.conflict(spots, MergeConflict::Kind, Aspects::default())? {
-                self.replace(spots, theirs)?;
+            if self.conflict(paths, MergeConflict::Kind, Aspects::default())? {
+                self.replace(paths, theirs)?;
             }
             return Ok(());
         }
         let trees = &mut *self.trees;
-        let (t, o) = (trees.theirs.found(&spots.theirs, theirs)?, trees.ours.found(&spots.ours, ours)?);
-        self.merge_found(spots, None, &t, &o)?;
+        let (t, o) = (trees.theirs.found(&paths.theirs, theirs)?, trees.ours.found(&paths.ours, ours)?);
+        self.merge_found(paths, None, &t, &o)?;
         if there == FileKind::Directory {
-            let new = Some(contents_of(&spots.ours));
-            self.jobs.push_back(Dirs { base: Vec::new(), theirs: contents_of(&spots.theirs), new });
+            let new = Some(contents_of(&paths.ours));
+            self.jobs.push_back(Dirs { base: Vec::new(), theirs: contents_of(&paths.theirs), new });
         }
         Ok(())
     }
@@ -292,18 +294,18 @@ impl Planner<'_> {
             self.removed((a, base), b)?;
             return self.came(dirs, a, (b, theirs));
         }
-        let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
+        let paths = EntryPaths { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
         let Some(ours) = here.value else {
-            if self.conflict(&spots, MergeConflict::RemovedHere, Aspects::default())? {
-                self.replace(&spots, theirs)?;
+            if self.conflict(&paths, MergeConflict::RemovedHere, Aspects::default())? {
+                self.replace(&paths, theirs)?;
             }
             return Ok(());
         };
-        if self.is_as_it_was(&spots, base, &ours)? && !self.is_left_there(identity(a, base)?, a, b)? {
-            self.tell(&spots, MergeKind::Replaced, Aspects::default())?;
-            return self.replace(&spots, theirs);
+        if self.is_as_it_was(&paths, base, &ours)? && !self.is_left_there(identity(a, base)?, a, b)? {
+            self.tell(&paths, MergeKind::Replaced, Aspects::default())?;
+            return self.replace(&paths, theirs);
         }
-        self.both_new(&spots, theirs, &ours)
+        self.both_new(&paths, theirs, &ours)
     }
 
     /// The entry is of one kind in the origin and the fork.
@@ -319,21 +321,21 @@ impl Planner<'_> {
             && kind(entry, ours)? == x.record.kind
         {
             let o = self.trees.ours.found(entry, ours)?;
-            let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry.clone() };
+            let paths = EntryPaths { base: a.to_vec(), theirs: b.to_vec(), ours: entry.clone() };
             let id = identity(a, base)?;
             // Another file has its name in the fork.
             if id.1 != FileKind::Directory
                 && self.is_left_there(id, a, b)?
-                && !meant(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty()
+                && !without_times(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty()
             {
-                return match self.conflict(&spots, MergeConflict::Changed, CONTENT_AND_SIZE)? {
-                    true => self.replace(&spots, theirs),
+                return match self.conflict(&paths, MergeConflict::Changed, CONTENT_AND_SIZE)? {
+                    true => self.replace(&paths, theirs),
                     false => Ok(()),
                 };
             }
-            return self.merge_found(&spots, Some(&x), &t, &o);
+            return self.merge_found(&paths, Some(&x), &t, &o);
         }
-        if meant(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty() {
+        if without_times(differ(&self.trees.base, &x, &self.trees.theirs, &t)?).is_empty() {
             return Ok(());
         }
         let Some(entry) = here.entry else { return self.lost(dirs, a) };
@@ -343,9 +345,9 @@ impl Planner<'_> {
         }
         let there = self.trees.ours.value(&entry)?;
         let why = if there.is_some() { MergeConflict::Kind } else { MergeConflict::RemovedHere };
-        let spots = Spots { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
-        match self.conflict(&spots, why, Aspects::default())? {
-            true => self.replace(&spots, theirs),
+        let paths = EntryPaths { base: a.to_vec(), theirs: b.to_vec(), ours: entry };
+        match self.conflict(&paths, why, Aspects::default())? {
+            true => self.replace(&paths, theirs),
             false => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ use crate::{
     fork::{
         bounds::Merging,
         follow::Follow,
-        step::{Dirs, Step, Told, Trees},
+        step::{Dirs, PlannedChange, Step, Trees},
         text::TextBudget,
     },
 };
@@ -19,7 +19,7 @@ pub(crate) type LinkedSteps = BTreeMap<Bytes, Vec<usize>>;
 
 pub(crate) struct Planner<'a> {
     pub trees: &'a mut Trees,
-    pub who: Merging<'a>,
+    pub merging: Merging<'a>,
     /// Contents prefix of the fork: nothing around it is removed.
     pub fork: Vec<u8>,
     /// Contents prefix of what it is merged into, which need not be that of the tree that stands for it here.
@@ -27,7 +27,7 @@ pub(crate) struct Planner<'a> {
     /// Whether there may be files with several names.
     pub links: bool,
     pub steps: Vec<Step>,
-    pub told: Vec<Told>,
+    pub planned: Vec<PlannedChange>,
     pub follow: Follow,
     /// Renames that cannot be made here, and count as removal and addition.
     pub undone: HashSet<Identity>,
@@ -43,13 +43,13 @@ pub(crate) struct Planner<'a> {
 impl<'a> Planner<'a> {
     pub(crate) fn new(
         trees: &'a mut Trees,
-        who: Merging<'a>,
+        merging: Merging<'a>,
         text: TextBudget,
         (fork, into): (Vec<u8>, Vec<u8>),
         links: bool,
     ) -> Self {
         let (linked, missed, undone) = (LinkedSteps::new(), HashSet::new(), HashSet::new());
-        let (steps, told, jobs, follow) = (Vec::new(), Vec::new(), VecDeque::new(), Follow::default());
-        Self { trees, who, fork, into, links, steps, told, follow, undone, jobs, linked, missed, text }
+        let (steps, planned, jobs, follow) = (Vec::new(), Vec::new(), VecDeque::new(), Follow::default());
+        Self { trees, merging, fork, into, links, steps, planned, follow, undone, jobs, linked, missed, text }
     }
 }

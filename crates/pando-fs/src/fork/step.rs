@@ -9,7 +9,7 @@ use crate::{
         side::{Found, Side, identity},
     },
     error::Result,
-    fork::told::{MergeChange, MergeKind},
+    fork::report::{MergeChange, MergeKind},
     types::FileKind,
 };
 
@@ -67,7 +67,7 @@ impl Step {
 
 /// The path of an entry on each side, which it has or would have.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Spots {
+pub(crate) struct EntryPaths {
     pub base: Vec<u8>,
     pub theirs: Vec<u8>,
     pub ours: Vec<u8>,
@@ -93,13 +93,13 @@ pub(crate) struct Trees {
 #[derive(Default)]
 pub(crate) struct Plan {
     pub steps: Vec<Step>,
-    pub told: Vec<MergeChange>,
+    pub changes: Vec<MergeChange>,
     /// Bytes that the plan adds to the tree, once they were counted.
     pub brought: i64,
 }
 
 /// A change, or a conflict, at a path of this side.
-pub(crate) struct Told {
+pub(crate) struct PlannedChange {
     pub kind: MergeKind,
     pub ours: Vec<u8>,
     pub aspects: Aspects,
@@ -119,8 +119,8 @@ pub(crate) fn kind(entry: &[u8], value: &[u8]) -> Result<FileKind> {
     Ok(identity(entry, value)?.1)
 }
 
-/// Without the times, which are no reason for a conflict.
-pub(crate) fn meant(aspects: Aspects) -> Aspects {
+/// The aspects without the times, which are no reason for a conflict.
+pub(crate) fn without_times(aspects: Aspects) -> Aspects {
     Aspects(aspects.0 & !Aspects::TIME.0)
 }
 

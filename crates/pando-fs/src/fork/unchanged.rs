@@ -12,7 +12,7 @@ use crate::{
     fork::{
         follow::in_dir,
         planner::Planner,
-        step::{Spots, differ, kind, meant},
+        step::{EntryPaths, differ, kind, without_times},
     },
     path,
     types::FileKind,
@@ -21,22 +21,22 @@ use crate::{
 impl Planner<'_> {
     /// Whether this side has an entry of the origin unchanged. Of a directory some entries may have been removed, but
     /// none that would come back with another directory.
-    pub(crate) fn is_as_it_was(&mut self, spots: &Spots, base: &Bytes, ours: &Bytes) -> Result<bool> {
-        let (b, o) = (self.trees.base.found(&spots.base, base)?, self.trees.ours.found(&spots.ours, ours)?);
+    pub(crate) fn is_as_it_was(&mut self, paths: &EntryPaths, base: &Bytes, ours: &Bytes) -> Result<bool> {
+        let (b, o) = (self.trees.base.found(&paths.base, base)?, self.trees.ours.found(&paths.ours, ours)?);
         if b.record.kind != o.record.kind
-            || !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty()
+            || !without_times(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty()
         {
             return Ok(false);
         }
         if b.record.kind != FileKind::Directory {
             return Ok(true);
         }
-        let (was, is) = (contents_of(&spots.base), contents_of(&spots.ours));
+        let (was, is) = (contents_of(&paths.base), contents_of(&paths.ours));
         let places = (self.trees.base.place(&was), self.trees.ours.place(&is));
         let mut stream = DiffStream::new(&self.trees.base.view, (&places.0, &places.1), true)?;
         let mut roots = vec![Vec::new()];
         while let Some(spot) = stream.next()? {
-            self.who.bounds.go_on()?;
+            self.merging.bounds.go_on()?;
             let path = match spot {
                 Spot::Entry { path, .. } => path,
                 Spot::Links(root) => {
@@ -74,7 +74,7 @@ impl Planner<'_> {
             let Some(base) = base else { return Ok(false) };
             let (x, y) = (self.trees.base.found(&a, &base)?, self.trees.ours.found(&b, &ours)?);
             if x.record.kind != y.record.kind
-                || !meant(differ(&self.trees.base, &x, &self.trees.ours, &y)?).is_empty()
+                || !without_times(differ(&self.trees.base, &x, &self.trees.ours, &y)?).is_empty()
             {
                 return Ok(false);
             }
@@ -92,7 +92,7 @@ impl Planner<'_> {
                 let (a, b) = ([&pair.before[..], &name].concat(), [&pair.after[..], &name].concat());
                 let Some(ours) = self.trees.ours.value(&b)? else { continue };
                 let (b, o) = (self.trees.base.found(&a, &base)?, self.trees.ours.found(&b, &ours)?);
-                if !meant(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty() {
+                if !without_times(differ(&self.trees.base, &b, &self.trees.ours, &o)?).is_empty() {
                     return Ok(false);
                 }
             }

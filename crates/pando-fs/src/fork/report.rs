@@ -1,4 +1,4 @@
-//! The words for merges.
+//! What a merge is asked to do, and what it reports.
 
 use std::ffi::OsString;
 

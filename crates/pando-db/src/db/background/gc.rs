@@ -97,7 +97,9 @@ impl Engine {
             let (unfreed, held) = {
                 let mut gc_progress = self.gc_progress.lock();
                 let unfreed = std::mem::take(&mut gc_progress.unfreed);
-                (unfreed, unfreed.then(|| gc_progress.let_go()))
+                // A walk for messages holds nothing, and goes on.
+                let ends = unfreed && gc_progress.stage != GcStage::Messages;
+                (unfreed, ends.then(|| gc_progress.let_go()))
             };
             drop(held);
             if unfreed {
@@ -327,7 +329,7 @@ mod tests {
     use crate::{
         CreateOptions, Db, Options,
         dag::gc::pushdown::Tombstones,
-        db::engine::gc_state::GcStep,
+        db::engine::gc_state::{GcStage, GcStep},
         device::{DeviceCall, HookedDevice, MemDevice},
     };
 
@@ -396,6 +398,33 @@ mod tests {
             assert!(!stuck.load(Relaxed), "the walk {what}: a write waited for read {}", held.load(Relaxed));
             assert!(held.load(Relaxed) > 0, "the walk {what} read nothing");
         }
+        db.close().unwrap();
+    }
+
+    /// A full store may find enough space while messages are carried down. Deletes that come later are pushed down all
+    /// the same, wherever that walk stood and whether or not the store is still short.
+    #[test]
+    fn deletes_that_come_after_a_walk_for_messages_are_pushed_down() {
+        let device = Arc::new(MemDevice::new(64 << 20));
+        let create = CreateOptions { node_size: 4096, log_size: Some(1 << 20), ..Default::default() };
+        let options = Options { background: false, ..Options::default() };
+        Db::create(device.clone(), &create, &options).unwrap();
+        let db = Db::open(device, options).unwrap();
+        for i in 0..5_000u32 {
+            db.put(format!("a/{i:06}"), i.wrapping_mul(0x9e37_79b9).to_be_bytes().repeat(20)).unwrap();
+        }
+        db.settle().unwrap();
+        {
+            let mut progress = db.engine().gc_progress.lock();
+            (progress.stage, progress.begun, progress.from) = (GcStage::Messages, true, "b".into());
+        }
+        db.engine().let_walks_go();
+        (0..5_000u32).step_by(3).for_each(|i| db.delete(format!("a/{i:06}")).unwrap());
+        db.checkpoint().unwrap();
+        while db.engine().gc_step().unwrap() {}
+        let steps = (0..1000).take_while(|_| db.engine().pushdown_step(Tombstones::All).unwrap()).count();
+        let (found, _) = db.engine().look_for_tombstones(&Bytes::new(), Tombstones::All, 1).unwrap();
+        assert!(found.is_empty() && steps == 0, "deletes waited: {steps} more steps");
         db.close().unwrap();
     }
 

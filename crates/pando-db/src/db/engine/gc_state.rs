@@ -114,12 +114,11 @@ impl<S> GcWalk<S> {
 }
 
 impl GcProgress {
-    /// Ends the walks that hold a version, and returns what they held, which the caller drops while it holds no lock.
-    /// New walks begin anew.
+    /// Ends the walks, and returns what they held, which the caller drops while it holds no lock. New walks begin anew;
+    /// only one for deletes, which holds nothing, continues.
     pub fn let_go(&mut self) -> impl Sized + use<> {
-        if self.stage != GcStage::Messages {
-            self.stage = GcStage::default();
-        }
+        self.begun &= self.stage != GcStage::Messages;
+        self.stage = GcStage::default();
         let (prune, collapse) = (self.prune.take(), self.collapse.take());
         self.has_changed(prune.as_ref().is_some_and(|walk| walk.changed));
         self.has_changed(collapse.as_ref().is_some_and(|walk| walk.changed));

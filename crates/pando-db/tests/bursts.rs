@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use std::{
+    cell::Cell,
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -334,4 +336,110 @@ fn the_level_above_deleted_clones_goes_with_them() {
         let findings = db.check().unwrap().findings;
         assert!(findings.is_empty(), "{findings:?}");
     }
+}
+
+/// An empty edge beside that of the tree kept the level above it, if the root of the tree had as many edges as a node
+/// may have.
+#[test]
+fn a_full_root_keeps_no_level_above_it() {
+    const FANOUT: usize = 8;
+    let mut full_roots = 0;
+    // The empty edge lies below that of the tree, or above it.
+    for (values, names) in [13_000, 13_500, 14_000, 14_500].into_iter().flat_map(|n| [(n, 'c'), (n, 'x')]) {
+        let setup = Setup { node_size: 64 << 10, values, cache_bytes: 64 << 20, sorted: false };
+        let (_, db) = setup.store();
+        let before = db.stats().unwrap();
+        let dag = db.inspect(&Default::default()).unwrap();
+        let root = dag.nodes.iter().max_by_key(|node| node.height).unwrap();
+        full_roots += usize::from(root.content.as_ref().unwrap().edges.len() == FANOUT);
+        let name = |i: u64| format!("{names}{:016x}/", scattered(i));
+        for i in 0..2_000 {
+            db.clone_prefix("t/", name(i)).unwrap();
+            db.put(format!("{}{:08}", name(i), i * 7919 % values), "edited").unwrap();
+        }
+        db.checkpoint().unwrap();
+        (0..2_000).for_each(|i| db.delete_prefix(name(i * 1_237 % 2_000)).unwrap());
+        db.settle().unwrap();
+        let after = db.stats().unwrap();
+        assert_eq!(after.nodes_by_height, before.nodes_by_height, "{values} values, clones at {names}");
+        assert_eq!(after.node_bytes, before.node_bytes, "{values} values, clones at {names}");
+        for i in 0..values {
+            assert_eq!(db.get(format!("t/{i:08}").as_bytes()).unwrap().map(|v| v.len()), Some(100));
+        }
+        assert_eq!(db.range(b"", None).count() as u64, values);
+        let findings = db.check().unwrap().findings;
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+    assert!(full_roots > 4, "{full_roots} of 8 trees had a full root");
+}
+
+/// Small trees of many shapes, with deleted clones below and above them, and changes meanwhile: they hold what they
+/// held, under as many levels. `PANDO_SEED=N` tries one of them, `PANDO_FULL=1` thousands.
+#[test]
+fn trees_of_many_shapes_outlive_the_clones_beside_them() {
+    let single: Option<u64> = std::env::var("PANDO_SEED").ok().and_then(|seed| seed.parse().ok());
+    // A root may hold more messages than the node below it has room for, or the changes may need a wider root.
+    let mut higher = 0;
+    let most = if std::env::var("PANDO_FULL").is_ok_and(|full| full == "1") { 5_000 } else { 160 };
+    for seed in single.map_or(0..most, |seed| seed..seed + 1) {
+        let random = Cell::new(scattered(seed) | 1);
+        let below = |most: u64| {
+            let mut x = random.get();
+            x ^= x << 13;
+            x ^= x >> 7;
+            x ^= x << 17;
+            random.set(x);
+            (x >> 16) % most
+        };
+        let device = Arc::new(MemDevice::new(64 << 20));
+        let options = Options::default().background(false).cache_bytes(16 << 20);
+        Db::create(device.clone(), &CreateOptions::default().node_size(4 << 10), &options).unwrap();
+        let db = Db::open(device, options).unwrap();
+        // The keys share a prefix of some length, and lie in directories of unequal sizes.
+        let tree = format!("m{}/", "m".repeat(below(6) as usize));
+        let mut expected = BTreeMap::new();
+        let mut put = |db: &Db| {
+            let key = format!("{tree}{}/{:0w$}", below(1 + seed % 9), below(300), w = 3 + below(3) as usize);
+            let value = vec![below(256) as u8; 20 + below(180) as usize];
+            db.put(key.clone(), value.clone()).unwrap();
+            expected.insert(key, value);
+        };
+        (0..150 + seed % 40 * 10).for_each(|_| put(&db));
+        db.settle().unwrap();
+        let levels = db.stats().unwrap().nodes_by_height.len();
+        let clones = 20 + below(100);
+        let name =
+            |i: u64| format!("{}{:08x}/", ["a", "x"][(scattered(i) as usize >> 9) % 2], scattered(i) >> 32);
+        for i in 0..clones {
+            db.clone_prefix(tree.clone(), name(i)).unwrap();
+            db.put(format!("{}{}", name(i), below(9)), "edited").unwrap();
+            if below(10) == 0 {
+                put(&db);
+            }
+        }
+        db.checkpoint().unwrap();
+        for i in 0..clones {
+            db.delete_prefix(name(i)).unwrap();
+            if below(20) == 0 {
+                put(&db);
+            }
+            if below(30) == 0 {
+                db.checkpoint().unwrap();
+            }
+        }
+        db.settle().unwrap();
+        let after = db.stats().unwrap().nodes_by_height.len();
+        assert!(after <= levels + 1, "PANDO_SEED={seed}: {after} levels, {levels} before");
+        higher += usize::from(after > levels);
+        let held: BTreeMap<String, Vec<u8>> = db
+            .range(b"", None)
+            .map(|pair| {
+                pair.map(|(key, value)| (String::from_utf8(key.to_vec()).unwrap(), value.to_vec())).unwrap()
+            })
+            .collect();
+        assert!(held == expected, "PANDO_SEED={seed}: {} values for {}", held.len(), expected.len());
+        let findings = db.check().unwrap().findings;
+        assert!(findings.is_empty(), "PANDO_SEED={seed}: {findings:?}");
+    }
+    assert!(higher <= most as usize / 100, "{higher} of {most} trees are higher than before");
 }

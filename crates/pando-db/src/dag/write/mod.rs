@@ -1,7 +1,7 @@
 //! Writing: flushing messages down, and keeping nodes within their limits.
 //!
 //! `root` applies a memtable, `absorb` adds messages to a node, `flush` moves them to a child, `split` and `flatten`
-//! keep nodes within their sizes, `lower` reduces their height.
+//! keep nodes within their sizes, `lower` reduces their height, `widen` lets an edge take in empty ranges beside it.
 
 pub(crate) mod absorb;
 pub(crate) mod flatten;
@@ -9,3 +9,4 @@ pub(crate) mod flush;
 pub(crate) mod lower;
 pub(crate) mod root;
 pub(crate) mod split;
+pub(crate) mod widen;

@@ -156,43 +156,19 @@ impl Edit<'_> {
         Ok(true)
     }
 
-    /// Removes edges and levels below the root that clones and deletes have left: edges that show nothing lose their
-    /// child, and private children of few edges, at whose edges no messages wait, are replaced by their edges if the
-    /// root can take these. Returns whether there were any. Each step removes a reference or a node, so this ends.
-    /// I/O: headers of children of the root, and of some nodes below those that show little.
+    /// Removes edges and levels below the root that clones and deletes have left. Returns whether there were any. Each
+    /// step removes an edge, a reference or a node, so this ends. I/O: headers of children of the root, and of some
+    /// nodes below those that show little.
     pub fn heal_root(&mut self) -> Result<bool> {
-        let mut root = self.load(self.root)?;
         let (mut i, mut any) = (0, false);
-        while let Some(edge) = root.edges().get(i) {
-            let live = root.edge_span(i);
-            let Some(target) = edge.child.clone().filter(|_| edge.layers.is_empty()) else {
-                i += 1;
-                continue;
-            };
-            if self.shows_nothing(&live, &target, root.height)? {
-                if let Body::Interior(edges) = &mut root.body
-                    && let Some(edge) = edges.get_mut(i)
-                {
-                    (edge.child, edge.loose) = (None, false);
-                }
-                any = true;
-            } else if self.height(target.id)? > 0 && self.is_private(target.id) {
-                let child = self.load_below(target.id, root.height)?.simple(&live, &target, self.cx.pager);
-                if let Some(child) = or_if_damaged(child.map(Some), None)?
-                    && (self.fits_inside(&root, &child) || self.does_all(&root, i, &child))
-                {
-                    root = root.with_edges_of(i, child);
-                    self.put(self.root, root.clone())?;
-                    self.remove(target.id)?;
-                    any = true;
-                    // The new edges may lead to such children, too.
-                    continue;
-                }
-            }
-            i += 1;
+        while i < self.peek(self.root)?.edges().len() {
+            let next = self.heal_edge(i)?;
+            any |= next.is_some();
+            i = next.unwrap_or(i + 1);
         }
+        let root = self.load(self.root)?;
         let high = root.height;
-        root = self.lowest(root)?;
+        let mut root = self.lowest(root)?;
         any |= root.height < high;
         if any {
             let (height, span) = (root.height, root.span.clone());
@@ -207,12 +183,52 @@ impl Edit<'_> {
         Ok(any)
     }
 
-    /// True if edge `i` shows everything that the root does, and the edges of its child fit into the root: then the
-    /// level is not needed, however wide the child is. Deleted clones leave such a root.
-    fn does_all(&self, root: &Node, i: usize, child: &Node) -> bool {
-        root.edges().iter().enumerate().all(|(at, edge)| at == i || edge.is_void())
-            && root.edges().len() + child.edges().len() - 1 <= self.cx.limits.fanout
-            && pending(child) <= self.cx.limits.node
+    /// Does for edge `i` of the root what its child needs: one that shows nothing is let go, and a private one of few
+    /// edges is replaced by its edges. If the root shows nothing but this child, the messages above it are flushed, and
+    /// if it has too many edges for taking the place of the root beside empty ranges, its edge is widened over these.
+    /// Returns the edge to go on with, which may be a new one; `None` if nothing was to be done.
+    fn heal_edge(&mut self, i: usize) -> Result<Option<usize>> {
+        let root = self.peek(self.root)?;
+        let Some(Edge { child: Some(target), layers, .. }) = root.edges().get(i) else { return Ok(None) };
+        let (target, waits, live) = (target.clone(), !layers.is_empty(), root.edge_span(i));
+        if !waits && self.shows_nothing(&live, &target, root.height)? {
+            let mut root = self.load(self.root)?;
+            if let Body::Interior(edges) = &mut root.body
+                && let Some(edge) = edges.get_mut(i)
+            {
+                (edge.child, edge.loose) = (None, false);
+            }
+            self.put(self.root, root)?;
+            return Ok(Some(i));
+        }
+        let alone = root.edges().iter().enumerate().all(|(at, edge)| at == i || edge.is_void());
+        if self.height(target.id)? == 0 || !self.is_private(target.id) || (waits && !alone) {
+            return Ok(None);
+        }
+        let child = self.load_below(target.id, root.height)?.simple(&live, &target, self.cx.pager);
+        let Some(child) = or_if_damaged(child.map(Some), None)? else { return Ok(None) };
+        let limits = self.cx.limits;
+        let edges = root.edges().len() + child.edges().len() - 1;
+        let alone =
+            alone && child.edges().len() <= limits.fanout && pending(&root) + pending(&child) <= limits.node;
+        if waits {
+            let flushed = alone && self.unreadable_at(&root, i)?.len() == 0;
+            if flushed {
+                self.flush_edge(self.root, i)?;
+            }
+            return Ok(flushed.then_some(0));
+        }
+        if self.fits_inside(&root, &child) || (alone && edges <= limits.fanout) {
+            self.put(self.root, self.load(self.root)?.with_edges_of(i, child))?;
+            self.remove(target.id)?;
+            return Ok(Some(i));
+        }
+        if !alone {
+            return Ok(None);
+        }
+        let Some(wider) = self.widened_over_void(self.load(self.root)?, i)? else { return Ok(None) };
+        self.put(self.root, wider)?;
+        Ok(Some(0))
     }
 
     /// Flushes the messages for the sources of clones in `table` down to the nodes of the sources, if there are more

@@ -116,8 +116,7 @@ impl Engine {
                 GcStage::Deletes if self.pushdown_step(Tombstones::All)? => GcStep::GoesOn,
                 GcStage::Deletes => GcStep::Nothing,
                 GcStage::Unseen => self.prune_step()?,
-                GcStage::Root if self.heal_step()? => GcStep::Changed,
-                GcStage::Root => GcStep::Nothing,
+                GcStage::Root => self.heal_step()?,
                 GcStage::Messages => self.messages_step()?,
                 GcStage::Little => self.collapse_step()?,
                 GcStage::Tall => self.lower_step()?,
@@ -141,12 +140,16 @@ impl Engine {
         }
     }
 
-    /// Removes edges and levels that the root does not need any more, in one step. Returns whether there were any.
-    /// The step is first tried on a version that nobody changes, so that no lock is held while nodes are read.
-    fn heal_step(&self) -> Result<bool> {
+    /// Removes edges and levels that the root does not need any more, in one step, after the nodes without references,
+    /// because what only these share is private then. The step is first tried on a version that nobody changes, so that
+    /// no lock is held while nodes are read.
+    fn heal_step(&self) -> Result<GcStep> {
+        if self.reclaim_step()? {
+            return Ok(GcStep::GoesOn);
+        }
         let base = self.superversion.read().tree.clone();
         match Edit::new(&self.gc_context(), &base).heal_root() {
-            Ok(false) => return Ok(false),
+            Ok(false) => return Ok(GcStep::Nothing),
             Ok(true) => (),
             Err(error) if error.is_damage() => (),
             Err(error) => return Err(error),
@@ -155,7 +158,7 @@ impl Engine {
         let shrunk = or_unchanged(self.edit_with(&self.gc_context(), |edit| edit.heal_root(), |_| ()))?;
         let mut gc_progress = self.gc_progress.lock();
         gc_progress.has_changed(shrunk);
-        Ok(shrunk)
+        Ok(if shrunk { GcStep::Changed } else { GcStep::Nothing })
     }
 
     /// Lowers nodes, in one bounded step, if the DAG is higher than its data needs. The step is first tried on a
@@ -387,7 +390,7 @@ mod tests {
                 }
             }),
             ("for what nothing shows", &|| while db.engine().prune_step().unwrap() == GcStep::GoesOn {}),
-            ("for levels of the root", &|| assert!(!db.engine().heal_step().unwrap())),
+            ("for levels of the root", &|| assert_eq!(db.engine().heal_step().unwrap(), GcStep::Nothing)),
         ];
         for (what, walk) in walks {
             held.store(0, Relaxed);

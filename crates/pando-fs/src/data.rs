@@ -57,8 +57,8 @@ pub(crate) fn without_set_id_by(c: &Caller, perm: u16, gid: u32) -> Option<u16> 
 /// The writer of a file, and the time of the write.
 #[derive(Clone, Copy)]
 pub(crate) struct Written {
-    /// Root writes: set-id bits stay.
-    by_root: bool,
+    /// Set-id bits stay, as where root writes.
+    keeps_set_id: bool,
     /// The times of the file afterwards; without, they are as they were.
     now: Option<Time>,
     /// A capability stays: of what the kernel writes out late it has taken that away when it was written, and the file
@@ -68,8 +68,8 @@ pub(crate) struct Written {
 
 impl Written {
     /// By a program, so that capabilities go.
-    pub(crate) fn by(by_root: bool, now: Option<Time>) -> Self {
-        Self { by_root, now, keeps_capability: false }
+    pub(crate) fn by(keeps_set_id: bool, now: Option<Time>) -> Self {
+        Self { keeps_set_id, now, keeps_capability: false }
     }
 }
 
@@ -246,30 +246,30 @@ impl Fs {
     /// Writes `data` at `offset`, or at the end (`append`, or a handle opened so). Reads nothing.
     /// Returns how much was written: less than all only if the rest failed.
     pub fn write(&self, fh: FileHandle, ino: Ino, offset: u64, data: &[u8], append: bool) -> Result<u32> {
-        let (inode, by_root, appends) = self.file_to_write(fh, ino)?;
+        let (inode, keeps_set_id, appends) = self.file_to_write(fh, ino)?;
         let at = self.hold(&inode, true)?;
         let offset = if append || appends { inode.peek(|s| s.record.size) } else { offset };
-        self.write_at(&inode, &at, offset, data, Written::by(by_root, Some(self.now())))
+        self.write_at(&inode, &at, offset, data, Written::by(keeps_set_id, Some(self.now())))
     }
 
     /// As [`Fs::write`] at `offset`, but writes all of `data`. After an error a part of it may have been written.
     pub fn write_whole(&self, fh: FileHandle, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
-        let (inode, by_root, _) = self.file_to_write(fh, ino)?;
+        let (inode, keeps_set_id, _) = self.file_to_write(fh, ino)?;
         let at = self.hold(&inode, true)?;
-        self.write_whole_at(&inode, &at, offset, data, Written::by(by_root, Some(self.now())))
+        self.write_whole_at(&inode, &at, offset, data, Written::by(keeps_set_id, Some(self.now())))
     }
 
     /// As [`Fs::write_whole`], for pages of the kernel's write-back cache: the kernel has checked the writer, and
     /// sends the times itself.
     pub fn write_pages(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<u32> {
-        let (inode, by_root, _) = self.file_to_write(FileHandle(0), ino)?;
+        let (inode, keeps_set_id, _) = self.file_to_write(FileHandle(0), ino)?;
         let at = self.hold(&inode, true)?;
         self.write_whole_at(
             &inode,
             &at,
             offset,
             data,
-            Written { keeps_capability: true, ..Written::by(by_root, None) },
+            Written { keeps_capability: true, ..Written::by(keeps_set_id, None) },
         )
     }
 
@@ -287,7 +287,7 @@ impl Fs {
         if open.is_some() && flags & O_ACCMODE == O_RDONLY {
             return Err(Error::BadHandle(fh.0));
         }
-        Ok((inode, open.is_none_or(|o| o.uid == 0), flags & O_APPEND != 0))
+        Ok((inode, open.is_none_or(|o| o.keeps_set_id), flags & O_APPEND != 0))
     }
 
     /// As [`Fs::write_at`], but writes all of `data`, or returns the error of the call that failed.
@@ -320,7 +320,7 @@ impl Fs {
         at: &At,
         offset: u64,
         data: &[u8],
-        Written { by_root, now, keeps_capability }: Written,
+        Written { keeps_set_id, now, keeps_capability }: Written,
     ) -> Result<u32> {
         let (data_key, meta_key) = (&at.data, &at.meta);
         let end = offset.saturating_add(data.len() as u64);
@@ -366,7 +366,7 @@ impl Fs {
             };
             let mut change = Change {
                 size: Some(Size::AtLeast(end)),
-                perm: if by_root { None } else { without_set_id(perm) },
+                perm: if keeps_set_id { None } else { without_set_id(perm) },
                 dense: noted.dense(),
                 mtime: now,
                 ctime: now,

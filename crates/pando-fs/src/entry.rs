@@ -150,7 +150,12 @@ impl Fs {
             s.linkable = flags & O_EXCL == 0;
         });
         let attr = inode.count_lookup();
-        let handle = self.files.add(OpenFile { inode, flags, uid: c.uid, stream: self.readahead.stream() });
+        let handle = self.files.add(OpenFile {
+            inode,
+            flags,
+            keeps_set_id: c.keeps_set_id(),
+            stream: self.readahead.stream(),
+        });
         Ok((attr, FileHandle(handle)))
     }
 
@@ -203,7 +208,12 @@ impl Fs {
         let (inode, _at, _names) = self.make(c, parent, name, new)?;
         inode.change(|s| s.opens += 1);
         let attr = inode.count_lookup();
-        let handle = self.files.add(OpenFile { inode, flags, uid: c.uid, stream: self.readahead.stream() });
+        let handle = self.files.add(OpenFile {
+            inode,
+            flags,
+            keeps_set_id: c.keeps_set_id(),
+            stream: self.readahead.stream(),
+        });
         Ok((attr, FileHandle(handle)))
     }
 

@@ -163,7 +163,12 @@ impl Fs {
             let _at = self.hold(&inode, false).inspect_err(|e| self.came_late(&inode, e))?;
             inode.change(|s| s.opens += 1);
             let stream = self.readahead.stream();
-            FileHandle(self.files.add(OpenFile { inode: inode.clone(), flags, uid: c.uid, stream }))
+            FileHandle(self.files.add(OpenFile {
+                inode: inode.clone(),
+                flags,
+                keeps_set_id: c.keeps_set_id(),
+                stream,
+            }))
         };
         if flags & O_TRUNC != 0 {
             let cut = SetAttr { size: Some(0), ..SetAttr::default() };

@@ -26,8 +26,8 @@ pub(crate) struct OpenFile {
     pub inode: InodeRef,
     /// Flags of `open(2)`.
     pub flags: i32,
-    /// The user that opened it.
-    pub uid: u32,
+    /// Set-id bits stay when it is written by this handle.
+    pub keeps_set_id: bool,
     /// Where it is read.
     pub stream: ReadStream,
 }

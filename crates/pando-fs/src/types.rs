@@ -29,8 +29,8 @@ pub struct Caller {
     pub umask: u32,
     /// Supplementary groups, where known.
     pub groups: Vec<u32>,
-    /// The superuser may not keep the set-id bits of what it changes: it is without CAP_FSETID.
-    pub no_fsetid: bool,
+    /// Whether the caller may keep set-id bits (CAP_FSETID), where that is known already; otherwise the superuser may.
+    pub fsetid: Option<bool>,
     /// Whether the caller may see and change attributes `trusted.`, where that is known already; otherwise the
     /// superuser may.
     pub trusted_attrs: Option<bool>,
@@ -59,7 +59,7 @@ impl Caller {
 
     /// True if set-id bits stay on a file whose content or access list the caller changes.
     pub fn keeps_set_id(&self) -> bool {
-        self.is_root() && !self.no_fsetid
+        self.fsetid.unwrap_or(self.is_root())
     }
 
     /// True if the caller is in `gid`.

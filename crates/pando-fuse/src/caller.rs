@@ -11,8 +11,8 @@ use crate::transport::Context;
 
 /// The caller without supplementary groups: for calls whose permission the kernel has checked.
 pub(crate) fn caller(c: &Context, umask: u32) -> Caller {
-    let keeps_group_bit = c.keeps_group_bit;
-    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, keeps_group_bit, ..Caller::default() }
+    let (keeps_group_bit, fsetid) = (c.keeps_group_bit, c.keeps_set_id);
+    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, keeps_group_bit, fsetid, ..Caller::default() }
 }
 
 /// The caller of a request that makes an entry with this mode. Its supplementary groups are read only if the mode has
@@ -25,14 +25,12 @@ pub(crate) fn maker(c: &Context, umask: u32, mode: u32) -> Caller {
     }
 }
 
-/// The caller of a request that changes the content of a file with this mode. Its supplementary groups are read if
-/// the file has a set-group-id bit without the execute bit of the group: they say whether that bit stays. For root
-/// the capabilities are read if the file has any set-id bits, which a root without CAP_FSETID may not keep.
+/// The caller of a request that changes the content of a file with this mode. If the file has set-id bits, the
+/// capabilities and supplementary groups of the caller say which of them stay.
 pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
-    match mode & 0o6010 {
-        0o2000 | 0o6000 => caller_with_groups(c, mode),
-        bits if bits & 0o6000 != 0 && c.uid == 0 => caller_with_groups(c, mode),
-        _ => caller(c, 0),
+    match mode & 0o6000 {
+        0 => caller(c, 0),
+        _ => caller_with_groups(c, mode),
     }
 }
 
@@ -100,16 +98,18 @@ fn has_own_ids(c: &Context) -> bool {
     map("self").is_some_and(|own| map(&c.pid.to_string()) == Some(own))
 }
 
-/// The caller of a request that changes a file with this mode, with its supplementary groups, or for root with its
-/// right to keep set-id bits: what the kernel does not check.
+/// The caller of a request that changes a file with this mode, with its supplementary groups, and, if the file has
+/// set-id bits, with its right to keep them: what the kernel does not check.
 pub(crate) fn caller_with_groups(c: &Context, mode: u16) -> Caller {
     /// Bit of CAP_FSETID.
     const FSETID: u64 = 0b1_0000;
     let mut caller = caller(c, 0);
-    if c.uid == 0 && (mode & 0o6000 == 0 || has_capabilities(c, FSETID) == Some(true) && has_own_ids(c)) {
+    if mode & 0o6000 != 0 {
+        caller.fsetid = Some(has_capabilities(c, FSETID) == Some(true) && has_own_ids(c));
+    }
+    if caller.keeps_set_id() {
         return caller;
     }
-    caller.no_fsetid = true;
     // Reading /proc races with the end of the process, which is waiting for this answer.
     if c.pid != 0
         && let Ok(status) = std::fs::read_to_string(format!("/proc/{}/status", c.pid))

@@ -263,7 +263,8 @@ mod tests {
 
     use super::*;
 
-    const ME: Context = Context { uid: 10, gid: 10, pid: 77, unique: 0, keeps_group_bit: None };
+    const ME: Context =
+        Context { uid: 10, gid: 10, pid: 77, unique: 0, keeps_group_bit: None, keeps_set_id: None };
 
     fn adds(proofs: &Proofs, c: &Context, token: &Token, dir: u64) -> i32 {
         proofs.note(c, &token.name(), || Ok(Fact::Adds { dir })).unwrap_err().0

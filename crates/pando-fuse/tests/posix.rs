@@ -509,9 +509,10 @@ fn modes_and_owners_decide_who_may() {
 }
 
 /// As on ext4: a member of the group, by whatever of the caller's groups, keeps a set-group-id bit that is for no
-/// execution. A truncating open went by the first group alone, and a copy by root's user number alone.
+/// execution, and whoever has CAP_FSETID keeps all bits, root or not. A truncating open went by the first group alone,
+/// and a copy by root's user number alone.
 #[test]
-fn truncating_opens_and_copies_drop_the_set_id_bits_that_a_write_drops() {
+fn changes_of_content_drop_the_set_id_bits_that_a_write_drops() {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
     if !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: only root can become other users");
@@ -520,7 +521,7 @@ fn truncating_opens_and_copies_drop_the_set_id_bits_that_a_write_drops() {
     let Some(w) = World::with(Settings { allow_other: true, suid: true, ..Settings::default() }) else {
         return;
     };
-    let (member, weak_root): (fn(), fn()) = (
+    let (member, weak_root, strong_user): (fn(), fn(), fn()) = (
         || {
             let groups = [1234];
             // SAFETY: the list lives until the call returns. These calls change this thread alone.
@@ -535,6 +536,18 @@ fn truncating_opens_and_copies_drop_the_set_id_bits_that_a_write_drops() {
             own.effective.remove(CapabilitySet::FSETID);
             set_capabilities(None, own).unwrap();
         },
+        || {
+            // SAFETY: they change this thread alone.
+            unsafe {
+                libc::syscall(libc::SYS_setfsgid, 1000);
+                libc::syscall(libc::SYS_setfsuid, 1000);
+            }
+            // The change of user took it.
+            let mut own = capabilities(None).unwrap();
+            assert!(!own.effective.contains(CapabilitySet::FSETID));
+            own.effective.insert(CapabilitySet::FSETID);
+            set_capabilities(None, own).unwrap();
+        },
     );
     let writes: fn(&World) = |w| {
         let file = OpenOptions::new().write(true).open(w.path("f")).unwrap();
@@ -547,12 +560,25 @@ fn truncating_opens_and_copies_drop_the_set_id_bits_that_a_write_drops() {
         let copied = rustix::fs::copy_file_range(from.unwrap(), None, to.unwrap(), Some(&mut 2), 3);
         assert_eq!(copied, Ok(3));
     };
+    let cuts: fn(&World) = |w| {
+        OpenOptions::new().write(true).open(w.path("f")).unwrap().set_len(2).unwrap();
+    };
+    let allocates: fn(&World) = |w| {
+        let file = OpenOptions::new().write(true).open(w.path("f")).unwrap();
+        rustix::fs::fallocate(file, rustix::fs::FallocateFlags::ZERO_RANGE, 0, 4).unwrap();
+    };
     fs::write(w.path("from"), "other").unwrap();
     for (mode, of_member, of_root) in
         [(0o2666, 0o2666, 0o666), (0o2676, 0o676, 0o676), (0o6666, 0o2666, 0o666)]
     {
-        for (who, wanted) in [(member, of_member), (weak_root, of_root)] {
-            for (how, act) in [("write", writes), ("truncate", truncates), ("copy", copies)] {
+        for (who, wanted) in [(member, of_member), (weak_root, of_root), (strong_user, mode)] {
+            for (how, act) in [
+                ("write", writes),
+                ("truncate", truncates),
+                ("copy", copies),
+                ("cut", cuts),
+                ("allocate", allocates),
+            ] {
                 fs::write(w.path("f"), "content").unwrap();
                 std::os::unix::fs::chown(w.path("f"), Some(0), Some(1234)).unwrap();
                 fs::set_permissions(w.path("f"), Permissions::from_mode(mode)).unwrap();
@@ -564,6 +590,57 @@ fn truncating_opens_and_copies_drop_the_set_id_bits_that_a_write_drops() {
                 });
                 let left = fs::metadata(w.path("f")).unwrap().mode() & 0o7777;
                 assert_eq!(format!("{left:o}"), format!("{wanted:o}"), "{how}, {mode:o}");
+            }
+        }
+    }
+}
+
+/// As on ext4: the rights of the writer count, not those of whoever has opened the file.
+#[test]
+fn set_id_bits_go_or_stay_with_the_writer_of_an_inherited_descriptor() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: only root can become other users");
+        return;
+    }
+    for writeback in [true, false] {
+        let settings = Settings { allow_other: true, suid: true, writeback, ..Settings::default() };
+        let Some(w) = World::with(settings) else { return };
+        // SAFETY: they change this thread alone.
+        let as_user = || unsafe {
+            libc::syscall(libc::SYS_setfsgid, 1000);
+            libc::syscall(libc::SYS_setfsuid, 1000);
+        };
+        for flags in [0, libc::O_DIRECT] {
+            for root_writes in [true, false] {
+                fs::write(w.path("f"), "content").unwrap();
+                fs::set_permissions(w.path("f"), Permissions::from_mode(0o666)).unwrap();
+                let open = || {
+                    OpenOptions::new().read(true).write(true).custom_flags(flags).open(w.path("f")).unwrap()
+                };
+                let write = |file: File| file.write_all_at(b"y", 0).unwrap();
+                let in_thread = |act: &(dyn Fn() -> Option<File> + Sync)| {
+                    std::thread::scope(|s| {
+                        let user = s.spawn(|| {
+                            as_user();
+                            act()
+                        });
+                        user.join().unwrap()
+                    })
+                };
+                let file = if root_writes { in_thread(&|| Some(open())).unwrap() } else { open() };
+                fs::set_permissions(w.path("f"), Permissions::from_mode(0o6777)).unwrap();
+                if root_writes {
+                    write(file);
+                } else {
+                    in_thread(&|| {
+                        write(file.try_clone().unwrap());
+                        None
+                    });
+                }
+                let left = fs::metadata(w.path("f")).unwrap().mode() & 0o7777;
+                let wanted = if root_writes { 0o6777 } else { 0o777 };
+                let what = format!("writeback {writeback}, flags {flags:o}, root writes: {root_writes}");
+                assert_eq!(format!("{left:o}"), format!("{wanted:o}"), "{what}");
             }
         }
     }

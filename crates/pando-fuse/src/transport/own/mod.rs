@@ -181,6 +181,7 @@ fn greet(device: &Device, ring: bool, wishes: Wishes) -> io::Result<u32> {
     device.agree(Agreed {
         long_setxattr: flags & flag::SETXATTR_EXT != 0,
         takes_group_bits: init.minor >= wire::MINOR_THAT_TAKES_GROUP_BITS,
+        says_when_bits_go: flags & flag::HANDLE_KILLPRIV_V2 != 0,
     });
     device.answer(header.unique, 0, zerocopy::IntoBytes::as_bytes(&out))?;
     Ok(init.minor)

@@ -28,6 +28,8 @@ pub(super) struct Agreed {
     pub(super) long_setxattr: bool,
     /// The kernel has taken that bit from what is to be made, if the caller may not give it.
     pub(super) takes_group_bits: bool,
+    /// The kernel says with each write whether set-id bits go: it knows what the writer may do.
+    pub(super) says_when_bits_go: bool,
 }
 
 /// A request in its three parts.
@@ -83,12 +85,15 @@ impl<'a> Request<'a> {
     fn context(&self) -> Context {
         let makes = matches!(self.header.opcode, op::CREATE | op::MKNOD | op::TMPFILE);
         let keeps_group_bit = (makes && self.agreed.takes_group_bits).then_some(true);
+        let opens = matches!(self.header.opcode, op::OPEN | op::CREATE | op::TMPFILE);
+        let keeps_set_id = (opens && self.agreed.says_when_bits_go).then_some(true);
         Context {
             uid: self.header.uid,
             gid: self.header.gid,
             pid: self.header.pid,
             unique: self.header.unique,
             keeps_group_bit,
+            keeps_set_id,
         }
     }
 }

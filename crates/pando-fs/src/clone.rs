@@ -1,32 +1,32 @@
-//! Clones of whole trees, and their removal, each as one batch.
+//! Clones of whole trees, each as one batch.
 //!
-//! A clone is a record for its root and one prefix clone for each region,
-//! whatever lies below. Which callers may clone: see `rights`. Guarantees that
-//! what is replaced or removed dies at once in memory, and that files open
-//! below stay usable through their handles.
+//! A clone is a record for its root and one prefix clone for each region, whatever lies below. Which callers may clone:
+//! see `rights`. Guarantees that the copy is of one moment, and that what it replaces goes in the same batch.
 
 use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::PathBuf, time::Instant};
 
+use bytes::Bytes;
 use pando_db::Batch;
 
 use crate::{
     account::Account,
-    bill::{Above, Bill, Taken},
-    census::LostNames,
+    bill::{Bill, Taken},
     error::{Error, Result, show},
     exclude::{outermost, relative},
     format::FEATURE_FORKS,
-    inode::{InodeRef, Link},
-    lock::{self, Obstacle, attempt_shared},
+    inode::{Ancestry, InodeRef, Link},
+    ledger::SoleAccounts,
+    lock::{Attempts, Guard, Obstacle, attempt_shared},
     merge::Change,
-    orphan::Fate,
     path::{self, check_name, system},
-    place::may_change,
+    place::{At, DirAt, may_change},
     quota::Counts,
+    record::Record,
+    remove_tree::Removal,
     rename::End,
     rights::Rights,
     staying::Staying,
-    types::{Caller, CloneReport, FileKind, Ino, RemoveReport, Time, VerifiedRights},
+    types::{Caller, CloneReport, FileKind, Ino, Time, VerifiedRights},
     volume::Fs,
 };
 
@@ -60,74 +60,79 @@ impl CloneSource<'_> {
     }
 }
 
-/// What a removal leaves to do once its batch is written.
-pub(crate) struct Removal {
-    top: InodeRef,
-    top_fate: Fate,
-    open_below: Vec<InodeRef>,
-    lineage: Option<u32>,
-    /// Names of linked files that went with it.
-    pub(crate) names: Option<LostNames>,
-    now: Time,
+/// What a clone was asked for, besides its two ends.
+struct CloneCall<'a> {
+    rights: Rights<'a>,
+    /// Paths in the source that are left out.
+    exclude: &'a [Vec<&'a [u8]>],
+    /// The clone is a fork.
+    track: bool,
+    /// A newer census of links has been waited for already.
+    overtaken: bool,
 }
 
-impl Removal {
-    /// Open files that have lost their last name.
-    pub(crate) fn orphaned(&self) -> Vec<Ino> {
-        self.open_below.iter().map(|inode| inode.ino).collect()
+/// The two ends of a clone, whose directories are held.
+struct CloneEnds<'a> {
+    source: InodeRef,
+    /// Where the data of a source with several names are.
+    data: Option<At>,
+    from: End<'a>,
+    to: End<'a>,
+    /// What the clone replaces.
+    target: Option<InodeRef>,
+    /// The data of a source with several names lie at the root of its lineage: that and what is above it. Empty for
+    /// other sources.
+    root: Ancestry,
+}
+
+/// What a clone copies: prefixes of keys, and to where.
+struct Copies {
+    prefixes: Vec<(Bytes, Bytes)>,
+    /// There are linked files among them.
+    links: bool,
+}
+
+impl CloneEnds<'_> {
+    /// Refuses a destination that is the source or holds it, or that exists if it is not to be replaced. `is_placed`:
+    /// the source is what has a name in `from`.
+    fn may_meet(&self, is_placed: bool, replace: bool) -> Result<()> {
+        let CloneEnds { source, from, to, target, root, .. } = self;
+        let Some(target) = target else { return Ok(()) };
+        let shown_name = || match from.name {
+            [] => source.label(),
+            name => String::from_utf8_lossy(name).into_owned(),
+        };
+        if target.ino == source.ino {
+            return Err(Error::Invalid(format!("{}: source and destination are the same", shown_name())));
+        }
+        let is_around =
+            is_placed && from.at.is_at_or_below(target.ino) || root.iter().any(|up| up.ino == target.ino);
+        if is_around {
+            let (inner, outer) = (shown_name(), show(OsStr::from_bytes(to.name)));
+            let text = format!("{inner}: lies inside the destination {outer} that it would replace");
+            return Err(Error::Invalid(text));
+        }
+        if !replace {
+            return Err(Error::Exists(show(OsStr::from_bytes(to.name))));
+        }
+        Ok(())
+    }
+
+    /// Holds what is copied and what is replaced. A file's size and data must be of one moment, and what a directory
+    /// has of its own of that of what is in it; calls below it are batches.
+    fn hold(&self, tries: &mut Attempts) -> Result<[Option<Guard>; 2], Obstacle> {
+        let source = match (self.source.kind, &self.data) {
+            (FileKind::Directory, _) if self.source.ino == self.to.at.dir.ino => None,
+            (FileKind::Directory, _) => Some(tries.exclusive(&self.source.names)?),
+            (_, Some(_)) => None,
+            _ => Some(attempt_shared(&self.source.tree)?),
+        };
+        let target = self.target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
+        Ok([source, target])
     }
 }
 
 impl Fs {
-    /// Adds the removal of an entry and all below it, and of the keys that are kept by contents prefix there, except
-    /// those `staying`. The caller holds `tree` of it exclusively.
-    pub(crate) fn remove_all(
-        &self,
-        rights: Rights<'_>,
-        batch: &mut Batch,
-        end: &End<'_>,
-        (top, staying): (&InodeRef, &Staying),
-        now: Time,
-    ) -> Result<Removal> {
-        let mut open_below = Vec::new();
-        let mut top_fate = Fate::Gone;
-        let mut lineage = None;
-        let mut names = None;
-        if top.kind == FileKind::Directory {
-            let contents = path::contents(&end.at.contents, end.name)?;
-            self.may_empty(rights, top, &contents)?;
-            self.may_leave(&end.at.dir, end.name, top)?;
-            if top.peek(|s| s.record.clone_id == 0) {
-                names = self.lose_names(batch, end.at, &contents)?;
-            }
-            open_below = self.orphan_below(batch, top, &|_| false, now)?;
-            self.drop_kept_by_prefix(batch, &contents, staying)?;
-            batch.delete(path::meta(&end.entry));
-            // Removing a clone may remove the last reference to data that other batches have deleted.
-            batch.releases();
-            for prefix in top.peek(|s| end.prefixes(&s.record))? {
-                batch.delete_prefix(prefix);
-            }
-            lineage = self.retire(batch, end.at, top)?;
-        } else {
-            self.may_leave(&end.at.dir, end.name, top)?;
-            top_fate = self.remove_file(batch, end.at, &end.entry, top, now)?;
-        }
-        Ok(Removal { top: top.clone(), top_fate, open_below, lineage, names, now })
-    }
-
-    /// Updates the inodes in memory after the batch of a removal is written.
-    pub(crate) fn removed_all(&self, removal: &Removal) {
-        for inode in &removal.open_below {
-            self.removed(inode, Fate::Orphan, removal.now);
-        }
-        self.removed(&removal.top, removal.top_fate, removal.now);
-        if removal.top.kind == FileKind::Directory {
-            self.table.tree_removed();
-        }
-        self.lineages.give_back(removal.lineage);
-    }
-
     /// Clones `src`, a file or a directory with everything below, to `dst`, which must not exist (EEXIST) unless
     /// `replace`. Pairs are (directory, name). The clone keeps owner, mode and times of the source; its change and
     /// creation times are now. The source may not lie inside the destination, nor in a snapshot of it or of a directory
@@ -219,227 +224,37 @@ impl Fs {
     ) -> Result<CloneReport> {
         let start = Instant::now();
         self.writable()?;
-        let to = check_name(dst.1)?;
+        let name = check_name(dst.1)?;
         let exclude = outermost(exclude.iter().map(|path| relative(path)).collect::<Result<_>>()?);
         let new = self.dir(dst.0)?;
         may_change(&new, true)?;
         let (mut report, removal) = self.with_counts(|tries, counts| {
             let place = src.place()?;
             let pair = self.attempt_pair(tries, place.as_ref().map_or(&new, |(old, _)| old), &new)?;
-            let end = End::to_be(pair.second(), to)?;
-            let (source, held) = match (src, &place) {
-                (CloneSource::Named(..), Some((_, from))) => {
-                    let name = || String::from_utf8_lossy(from).into_owned();
-                    let found = self.child(pair.first(), from)?;
-                    (found.ok_or_else(|| Error::NotFound(name()))?, None)
-                }
-                (CloneSource::Inode(wanted), Some((_, from))) => match self.child(pair.first(), from)? {
-                    Some(found) if found.ino == wanted.ino => (found, None),
-                    // The inode has been moved since its place was looked up.
-                    _ => return Err(Obstacle::Taken { lock: wanted.tree.clone(), exclusive: false }),
-                },
-                (CloneSource::Inode(wanted), None) | (CloneSource::Named(wanted, _), None) => {
-                    (wanted.clone(), Some(self.attempt(wanted, tries, false)?))
-                }
-            };
-            let from = place.as_ref().map_or(&b""[..], |(_, name)| name);
-            let shown_name = || match from {
-                [] => source.label(),
-                name => String::from_utf8_lossy(name).into_owned(),
-            };
-            let source_end = End::new(pair.first(), from)?;
+            let to = End::to_be(pair.second(), name)?;
+            let (source, held) = self.source_now(src, place.as_ref(), pair.first(), tries)?;
+            let from = End::new(pair.first(), place.as_ref().map_or(&b""[..], |(_, name)| name))?;
             if track {
                 source.must_be_dir()?;
                 may_change(&source, true)?; // what is in a snapshot has no place that a merge could lead back to
                 self.need_feature(FEATURE_FORKS)?;
             }
-            let target = self.child(end.at, to)?;
-            let refuse = |text: String| Err(Obstacle::from(Error::Invalid(text)));
-            if target.as_ref().is_some_and(|t| t.ino == source.ino) {
-                return refuse(format!("{}: source and destination are the same", shown_name()));
-            }
-            let inside = end.at.is_at_or_below(source.ino);
-            // The data of a file with several names lie at the root of their lineage.
+            let target = self.child(to.at, name)?;
             let root = source.linked().map(|(root, _)| root.ancestry()).transpose()?.unwrap_or_default();
-            let above = target.as_ref().is_some_and(|t| {
-                place.is_some() && source_end.at.is_at_or_below(t.ino)
-                    || root.iter().any(|up| up.ino == t.ino)
-            });
-            if above {
-                return refuse(format!(
-                    "{}: lies inside the destination {} that it would replace",
-                    shown_name(),
-                    show(dst.1)
-                ));
-            }
-            if target.is_some() && !replace {
-                return Err(Error::Exists(show(dst.1)).into());
-            }
-            rights.may_clone(&source)?;
-            match &target {
-                Some(target) => rights.may_remove(&end.at.dir, target)?,
+            let ends = CloneEnds { source, data: held, from, to, target, root };
+            ends.may_meet(place.is_some(), replace)?;
+            rights.may_clone(&ends.source)?;
+            match &ends.target {
+                Some(target) => rights.may_remove(&ends.to.at.dir, target)?,
                 None => {
-                    self.may_enter(&new, to)?;
-                    rights.may_add(&end.at.dir)?;
+                    self.may_enter(&new, name)?;
+                    rights.may_add(&ends.to.at.dir)?;
                 }
             }
-            // A file's size and data must be of one moment, and what a directory has of its own of that of what is in
-            // it; calls below it are batches.
-            let _source = match (source.kind, &held) {
-                (FileKind::Directory, _) if source.ino == end.at.dir.ino => None,
-                (FileKind::Directory, _) => Some(tries.exclusive(&source.names)?),
-                (_, Some(_)) => None,
-                _ => Some(attempt_shared(&source.tree)?),
-            };
-            let _target = target.as_ref().map(|t| tries.exclusive(&t.tree)).transpose()?;
-            if let Some(target) = target.as_ref().filter(|_| source.frozen) {
-                let up = if root.is_empty() { source.ancestry()? } else { root };
-                let of_snapshot = |top: &InodeRef| {
-                    top.peek(|s| match s.link {
-                        Link::Snapshot(number) => Some(number),
-                        _ => None,
-                    })
-                };
-                if let Some(number) = up.last().and_then(of_snapshot) {
-                    self.may_be_replaced_by(target, &path::contents(&end.at.contents, to)?, number)?;
-                }
-            }
-            // What accounts say is what is there, until the batch is written.
-            let accounts = self.lock_accounts();
-            let now = self.now();
-            let mut batch = Batch::new();
-            let mut bill = Bill::default();
-            let above = self.above(end.at);
-            let mut record = source.peek(|s| s.record.clone());
-            record.ctime = now;
-            record.crtime = now;
-            record.nlink = 1;
-            record.pin = None;
-            record.clone_id = 0;
-            match source.kind {
-                FileKind::Directory => record.clone_id = self.fresh_clone()?,
-                _ => record.fileno = self.fresh_file()?,
-            }
-            let (mut copies, mut links) = (Vec::new(), false);
-            match source.linked() {
-                None => {
-                    copies.extend(source_end.prefixes(&record)?.into_iter().zip(end.prefixes(&record)?));
-                }
-                Some((_, id)) if record.has_data() => {
-                    let data = match &held {
-                        Some(at) => at.data.clone(),
-                        None => path::data(&self.domain(source_end.at).linked(id)),
-                    };
-                    copies.push((data, path::data(&end.entry)));
-                }
-                Some(_) => {}
-            }
-            if source.kind == FileKind::Directory && source.peek(|s| s.record.clone_id == 0) {
-                let below = path::contents(&source_end.at.contents, source_end.name)?;
-                let prefixes = (&below[..], &path::contents(&end.at.contents, to)?[..]);
-                let of_links = self.clones_of_links(&mut batch, source_end.at, prefixes, tries.overtaken)?;
-                links = !of_links.is_empty();
-                copies.extend(of_links);
-            }
-            let mut taken = Taken::default();
-            if record.account.is_some() || !above.is_empty() {
-                taken = match &held {
-                    Some(at) => Taken::exact(self.bytes_of(&source, &at.data)?),
-                    None => self.entry_taken(counts, &source_end, &source)?,
-                };
-            }
-            if let Some(target) = &target {
-                let (around, gone) = self.going(counts, &end, target)?;
-                bill.subtract(around, gone);
-            }
-            let remove = |batch: &mut Batch| {
-                target
-                    .as_ref()
-                    .map(|t| self.remove_all(rights, batch, &end, (t, &Staying::new()), now))
-                    .transpose()
-            };
-            // The replaced entry is in the copy, or is a name of a file that has other names in the copy.
-            let in_copy = inside || links && target.as_ref().is_some_and(|t| t.linked().is_some());
-            let removal = if in_copy && target.is_some() {
-                // The copy must show the state before this call: it is first made at a hidden place.
-                for (slot, (from, _)) in (0..).zip(&copies) {
-                    batch.clone_prefix(from.clone(), system::exchange(slot));
-                }
-                let removal = remove(&mut batch)?;
-                for (slot, (_, to)) in (0..).zip(copies) {
-                    batch.rename_prefix(system::exchange(slot), to);
-                }
-                removal
-            } else {
-                let removal = remove(&mut batch)?;
-                for (from, to) in copies {
-                    batch.clone_prefix(from, to);
-                }
-                removal
-            };
-            let mut counts_names = links;
-            if source.kind == FileKind::Directory {
-                self.find_marks_later(&mut batch, now)?;
-                counts_names |= self.exclude(&mut batch, &source_end, &end, &exclude)?;
-                let counted = record.account.is_some() || !above.is_empty();
-                let left_out = self.left_out(counts, &source, &source_end, &exclude, counted)?;
-                let without = left_out.all;
-                left_out.correct(&mut batch, &end)?;
-                if counted {
-                    taken.bytes -= without.bytes;
-                    if links && above.has_limit() {
-                        taken.bytes += self.linked_taken(counts, &source, &source_end, &exclude)?;
-                    }
-                    // The copy has all linked files of the lineage until the census has counted names.
-                    taken.inexact |= without.inexact || links;
-                    record.account = Some(Account {
-                        limit: record.account.and_then(|account| account.limit),
-                        used: taken.bytes,
-                        stale: taken.inexact,
-                    });
-                } else if self.is_stale_around(source_end.at) {
-                    self.make_stale(&mut record);
-                }
-            }
-            bill.add(above, taken);
-            if links {
-                self.mark_uncounted(&mut batch, &path::contents(&end.at.contents, to)?)?;
-            }
-            batch.put(path::meta(&end.entry), record.encode());
-            if track {
-                let contents = path::contents(&end.at.contents, to)?;
-                let of = path::contents(&source_end.at.contents, source_end.name)?;
-                let of = (&of[..], counts_names);
-                self.add_fork(&mut batch, (&end.entry, &contents), &record, of, (rights.uid(), now))?;
-            }
-            let touched = Change::modified(now);
-            Self::change_dir(&mut batch, end.at, &touched);
-            batch.put(system::cloned(), now.encode());
-            let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
-            self.write_unless_overtaken(batch, tries.overtaken)?;
-            reserved.paid();
-            drop(accounts);
-            {
-                let mut cloned = self.cloned.lock();
-                *cloned = now.max(*cloned);
-            }
-            end.at.dir.change(|s| touched.apply(&mut s.record));
-            if let Some(removal) = &removal {
-                self.removed_all(removal);
-            }
-            if counts_names {
-                self.count_names_soon();
-            }
-            if track {
-                self.strip_soon();
-            }
-            let report = CloneReport {
-                replaced: target.iter().map(|t| t.ino).collect(),
-                orphaned: removal.as_ref().map(Removal::orphaned).unwrap_or_default(),
-                entries: vec![(end.at.dir.ino, dst.1.to_os_string())],
-                micros: 0,
-            };
-            Ok((report, removal))
+            let _held = ends.hold(tries)?;
+            self.may_replace_around_snapshot(&ends)?;
+            let call = CloneCall { rights, exclude: &exclude, track, overtaken: tries.overtaken };
+            self.write_clone(&call, &ends, counts)
         })?;
         if let Some(names) = removal.and_then(|removal| removal.names) {
             self.count_lost(names);
@@ -449,95 +264,238 @@ impl Fs {
         Ok(report)
     }
 
-    /// What goes from where when an entry is removed with all below it.
-    pub(crate) fn going(&self, counts: &mut Counts, end: &End<'_>, top: &InodeRef) -> Result<(Above, Taken)> {
-        if top.kind != FileKind::Directory {
-            return self.leaving(end.at, &end.entry, top);
+    /// The inode that a clone is made of, now that the directory of its name is held as `at`; for a file with several
+    /// names also the place of its data, held.
+    fn source_now(
+        &self,
+        src: &CloneSource<'_>,
+        place: Option<&(InodeRef, Box<[u8]>)>,
+        at: &DirAt,
+        tries: &mut Attempts,
+    ) -> Result<(InodeRef, Option<At>), Obstacle> {
+        match (src, place) {
+            (CloneSource::Named(..), Some((_, from))) => {
+                let found = self.child(at, from)?;
+                let name = || String::from_utf8_lossy(from).into_owned();
+                Ok((found.ok_or_else(|| Error::NotFound(name()))?, None))
+            }
+            (CloneSource::Inode(wanted), Some((_, from))) => match self.child(at, from)? {
+                Some(found) if found.ino == wanted.ino => Ok((found, None)),
+                // The inode has been moved since its place was looked up.
+                _ => Err(Obstacle::Taken { lock: wanted.tree.clone(), exclusive: false }),
+            },
+            (CloneSource::Inode(wanted), None) | (CloneSource::Named(wanted, _), None) => {
+                Ok((wanted.clone(), Some(self.attempt(wanted, tries, false)?)))
+            }
         }
-        let above = self.above(end.at);
-        let taken = match above.is_empty() {
-            true => Taken::default(),
-            false => self.entry_taken(counts, end, top)?,
+    }
+
+    /// Refuses a clone out of a snapshot that would replace the directory of the snapshot, or one around it.
+    fn may_replace_around_snapshot(&self, ends: &CloneEnds<'_>) -> Result<()> {
+        let Some(target) = ends.target.as_ref().filter(|_| ends.source.frozen) else { return Ok(()) };
+        let up = if ends.root.is_empty() { &ends.source.ancestry()?[..] } else { &ends.root[..] };
+        let of_snapshot = |top: &InodeRef| {
+            top.peek(|s| match s.link {
+                Link::Snapshot(number) => Some(number),
+                _ => None,
+            })
         };
-        Ok((above, taken))
-    }
-
-    /// Removes the entry `name` of `parent` with everything below it, as `rm -r` does, in one batch.
-    pub fn remove_tree(&self, c: &Caller, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
-        self.remove_by(Rights::Of(c), parent, name, false)
-    }
-
-    /// Like [`Fs::remove_tree`], with rights that the kernel has verified.
-    pub fn remove_verified(&self, shown: &VerifiedRights, parent: Ino, name: &OsStr) -> Result<RemoveReport> {
-        self.remove_by(Rights::Verified(shown), parent, name, false)
-    }
-
-    /// Like [`Fs::discard`], with rights that the kernel has verified.
-    pub fn discard_verified(
-        &self,
-        shown: &VerifiedRights,
-        parent: Ino,
-        name: &OsStr,
-    ) -> Result<RemoveReport> {
-        self.remove_by(Rights::Verified(shown), parent, name, true)
-    }
-
-    /// `fork`: it must be one.
-    pub(crate) fn remove_by(
-        &self,
-        rights: Rights<'_>,
-        parent: Ino,
-        name: &OsStr,
-        fork: bool,
-    ) -> Result<RemoveReport> {
-        self.counting_for(|counts| self.remove_once(counts, rights, parent, name, fork))
-    }
-
-    fn remove_once(
-        &self,
-        counts: &mut Counts,
-        rights: Rights<'_>,
-        parent: Ino,
-        name: &OsStr,
-        fork: bool,
-    ) -> Result<RemoveReport> {
-        let start = Instant::now();
-        self.writable()?;
-        let bytes = check_name(name)?;
-        let dir = self.dir(parent)?;
-        let (at, names) = self.hold_names(&dir, true)?;
-        let end = End::new(&at, bytes)?;
-        let top = self.child(&at, bytes)?.ok_or_else(|| Error::NotFound(show(name)))?;
-        rights.may_remove(&dir, &top)?;
-        if fork && self.fork_at(&path::contents(&at.contents, bytes)?)?.is_none() {
-            let text = format!("{}: not a fork; pando rm -r removes any tree", show(name));
-            return Err(Error::Invalid(text));
+        if let Some(number) = up.last().and_then(of_snapshot) {
+            self.may_be_replaced_by(target, &ends.to.contents()?, number)?;
         }
-        let own = lock::exclusive(&top.tree);
+        Ok(())
+    }
+
+    /// Writes the clone as one batch, and then updates what is in memory. The caller holds both ends.
+    fn write_clone(
+        &self,
+        call: &CloneCall<'_>,
+        ends: &CloneEnds<'_>,
+        counts: &mut Counts,
+    ) -> Result<(CloneReport, Option<Removal>), Obstacle> {
+        let CloneEnds { source, from, to, target, .. } = ends;
+        // What accounts say is what is there, until the batch is written.
+        let accounts = self.lock_accounts();
         let now = self.now();
-        let touched = Change::modified(now);
         let mut batch = Batch::new();
         let mut bill = Bill::default();
-        let (above, gone) = self.going(counts, &end, &top)?;
-        bill.subtract(above, gone);
-        let removal = self.remove_all(rights, &mut batch, &end, (&top, &Staying::new()), now)?;
-        Self::change_dir(&mut batch, &at, &touched);
-        let reserved = self.reserve(&mut batch, bill)?;
-        self.db.write(batch)?;
-        reserved.paid();
-        dir.change(|s| touched.apply(&mut s.record));
-        self.removed_all(&removal);
-        self.positions.removed(&self.db, bytes);
-        drop((own, names, at));
-        let orphaned = removal.orphaned();
-        if let Some(names) = removal.names {
-            self.count_lost(names);
+        let above = self.above(to.at);
+        let mut record = self.record_of_clone(source, now)?;
+        let copies = self.copies(&mut batch, ends, &record, call.overtaken)?;
+        let mut taken = Taken::default();
+        if record.account.is_some() || !above.is_empty() {
+            taken = match &ends.data {
+                Some(at) => Taken::exact(self.bytes_of(source, &at.data)?),
+                None => self.entry_taken(counts, from, source)?,
+            };
         }
-        Ok(RemoveReport {
-            replaced: vec![top.ino],
-            orphaned,
-            entries: vec![(dir.ino, name.to_os_string())],
-            micros: start.elapsed().as_micros() as u64,
-        })
+        if let Some(target) = target {
+            let (around, gone) = self.going(counts, to, target)?;
+            bill.subtract(around, gone);
+        }
+        let links = copies.links;
+        let removal = self.put_copies(&mut batch, call.rights, ends, copies, now)?;
+        let mut counts_names = links;
+        if source.kind == FileKind::Directory {
+            self.find_marks_later(&mut batch, now)?;
+            counts_names |= self.exclude(&mut batch, from, to, call.exclude)?;
+            let counted = record.account.is_some() || !above.is_empty();
+            let left_out = self.left_out(counts, source, from, call.exclude, counted)?;
+            let without = left_out.all;
+            left_out.correct(&mut batch, to)?;
+            if counted {
+                taken.bytes -= without.bytes;
+                if links && above.has_limit() {
+                    taken.bytes += self.linked_taken(counts, source, from, call.exclude)?;
+                }
+                // The copy has all linked files of the lineage until the census has counted names.
+                taken.inexact |= without.inexact || links;
+                record.account = Some(Account {
+                    limit: record.account.and_then(|account| account.limit),
+                    used: taken.bytes,
+                    stale: taken.inexact,
+                });
+            } else if self.is_stale_around(from.at) {
+                self.make_stale(&mut record);
+            }
+        }
+        bill.add(above, taken);
+        if links {
+            self.mark_uncounted(&mut batch, &to.contents()?)?;
+        }
+        batch.put(path::meta(&to.entry), record.encode());
+        if call.track {
+            let of = (&from.contents()?[..], counts_names);
+            let by = (call.rights.uid(), now);
+            self.add_fork(&mut batch, (&to.entry, &to.contents()?), &record, of, by)?;
+        }
+        self.write_copy(batch, to.at, (accounts, bill), now, call.overtaken)?;
+        if let Some(removal) = &removal {
+            self.removed_all(removal);
+        }
+        if counts_names {
+            self.count_names_soon();
+        }
+        if call.track {
+            self.strip_soon();
+        }
+        Ok((self.report_of_copy(to, target.as_ref(), removal.as_ref()), removal))
+    }
+
+    /// The record of a clone of `source`: owner, mode and times are those of the source.
+    fn record_of_clone(&self, source: &InodeRef, now: Time) -> Result<Record> {
+        let mut record = source.peek(|s| s.record.clone());
+        (record.ctime, record.crtime) = (now, now);
+        (record.nlink, record.pin, record.clone_id) = (1, None, 0);
+        match source.kind {
+            FileKind::Directory => record.clone_id = self.fresh_clone()?,
+            _ => record.fileno = self.fresh_file()?,
+        }
+        Ok(record)
+    }
+
+    /// The prefixes of keys that a clone with this record copies. Adds, for a directory in a tree with linked files,
+    /// what makes the copy a lineage of its own.
+    fn copies(
+        &self,
+        batch: &mut Batch,
+        CloneEnds { source, data, from, to, .. }: &CloneEnds<'_>,
+        record: &Record,
+        overtaken: bool,
+    ) -> Result<Copies> {
+        let mut prefixes = Vec::new();
+        match source.linked() {
+            None => prefixes.extend(from.prefixes(record)?.into_iter().zip(to.prefixes(record)?)),
+            Some((_, id)) if record.has_data() => {
+                let data = match data {
+                    Some(at) => at.data.clone(),
+                    None => path::data(&self.domain(from.at).linked(id)),
+                };
+                prefixes.push((data, path::data(&to.entry)));
+            }
+            Some(_) => {}
+        }
+        let mut links = false;
+        if source.kind == FileKind::Directory && source.peek(|s| s.record.clone_id == 0) {
+            let contents = (&from.contents()?[..], &to.contents()?[..]);
+            let of_links = self.clones_of_links(batch, from.at, contents, overtaken)?;
+            links = !of_links.is_empty();
+            prefixes.extend(of_links);
+        }
+        Ok(Copies { prefixes, links })
+    }
+
+    /// Adds the copies, and the removal of what they replace.
+    fn put_copies(
+        &self,
+        batch: &mut Batch,
+        rights: Rights<'_>,
+        CloneEnds { source, to, target, .. }: &CloneEnds<'_>,
+        Copies { prefixes, links }: Copies,
+        now: Time,
+    ) -> Result<Option<Removal>> {
+        let remove =
+            |batch: &mut Batch, target| self.remove_all(rights, batch, to, (target, &Staying::new()), now);
+        let Some(target) = target else {
+            for (from, to) in prefixes {
+                batch.clone_prefix(from, to);
+            }
+            return Ok(None);
+        };
+        // The replaced entry may be in the copy, or be a name of a file that has other names in the copy.
+        let is_in_copy = to.at.is_at_or_below(source.ino) || links && target.linked().is_some();
+        if !is_in_copy {
+            let removal = remove(batch, target)?;
+            for (from, to) in prefixes {
+                batch.clone_prefix(from, to);
+            }
+            return Ok(Some(removal));
+        }
+        // The copy must show the state before this call: it is first made at a hidden place.
+        for (slot, (from, _)) in (0..).zip(&prefixes) {
+            batch.clone_prefix(from.clone(), system::exchange(slot));
+        }
+        let removal = remove(batch, target)?;
+        for (slot, (_, to)) in (0..).zip(prefixes) {
+            batch.rename_prefix(system::exchange(slot), to);
+        }
+        Ok(Some(removal))
+    }
+
+    /// Writes the batch that puts a copy into the directory `at`, whose times change with it, and notes in memory that
+    /// a tree was cloned. The space that the copy refers to is reserved in the accounts.
+    pub(crate) fn write_copy(
+        &self,
+        mut batch: Batch,
+        at: &DirAt,
+        (accounts, bill): (Option<SoleAccounts<'_>>, Bill),
+        now: Time,
+        overtaken: bool,
+    ) -> Result<(), Obstacle> {
+        let touched = Change::modified(now);
+        Self::change_dir(&mut batch, at, &touched);
+        batch.put(system::cloned(), now.encode());
+        let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
+        self.write_unless_overtaken(batch, overtaken)?;
+        reserved.paid();
+        drop(accounts);
+        self.tree_cloned(now);
+        at.dir.change(|s| touched.apply(&mut s.record));
+        Ok(())
+    }
+
+    /// The report of a copy at `to`, whose time is not known yet.
+    pub(crate) fn report_of_copy(
+        &self,
+        to: &End<'_>,
+        target: Option<&InodeRef>,
+        removal: Option<&Removal>,
+    ) -> CloneReport {
+        CloneReport {
+            replaced: target.map(|target| target.ino).into_iter().collect(),
+            orphaned: removal.map(Removal::orphaned).unwrap_or_default(),
+            entries: vec![(to.at.dir.ino, OsStr::from_bytes(to.name).to_os_string())],
+            micros: 0,
+        }
     }
 }

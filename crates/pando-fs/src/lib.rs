@@ -121,6 +121,7 @@ mod readahead;
 mod record;
 mod recursive;
 mod removals;
+mod remove_tree;
 mod rename;
 mod rights;
 mod scanned;

@@ -53,11 +53,16 @@ impl<'a> End<'a> {
         Ok(Self { at, name, entry: path::new_entry(&at.contents, name)? })
     }
 
+    /// The prefix of the contents, if the entry is a directory.
+    pub(crate) fn contents(&self) -> Result<Vec<u8>> {
+        path::contents(&self.at.contents, self.name)
+    }
+
     /// The key prefixes of what belongs to an entry with this record besides it.
     pub(crate) fn prefixes(&self, record: &Record) -> Result<Vec<Bytes>> {
         let mut prefixes = Vec::new();
         if record.kind == FileKind::Directory {
-            let contents = path::contents(&self.at.contents, self.name)?;
+            let contents = self.contents()?;
             prefixes.extend([path::meta(&contents), path::data(&contents)]);
         }
         if record.has_data() {

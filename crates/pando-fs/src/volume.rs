@@ -134,6 +134,12 @@ impl std::fmt::Debug for Fs {
 }
 
 impl Fs {
+    /// Notes that a tree was cloned: records that were changed before `now` may be shared.
+    pub(crate) fn tree_cloned(&self, now: Time) {
+        let mut cloned = self.cloned.lock();
+        *cloned = now.max(*cloned);
+    }
+
     /// Sets a feature bit of the store before anything that needs it is written. One write, the first time.
     pub(crate) fn need_feature(&self, feature: u64) -> Result<()> {
         // Held over the write, so that the second of two records has the bits of both.

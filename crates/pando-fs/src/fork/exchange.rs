@@ -130,10 +130,7 @@ impl Exchange<'_> {
         })?;
         reserved.paid();
         drop(accounts);
-        {
-            let mut cloned = fs.cloned.lock();
-            *cloned = fs.now().max(*cloned);
-        }
+        fs.tree_cloned(fs.now());
         self.into.change(|s| {
             s.record = record;
             s.atime_unsaved = false;

@@ -136,8 +136,7 @@ impl Fs {
             let now = self.now();
             batch.put(system::cloned(), now.encode());
             self.db.write(batch).map_err(Error::from)?;
-            let mut cloned = self.cloned.lock();
-            *cloned = now.max(*cloned);
+            self.tree_cloned(now);
             Ok((places, top, self.db.snapshot()))
         })
     }

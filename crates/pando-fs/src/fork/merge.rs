@@ -240,10 +240,7 @@ impl Fs {
         }
         reserved.paid();
         drop(accounts);
-        {
-            let mut cloned = self.cloned.lock();
-            *cloned = now.max(*cloned);
-        }
+        self.tree_cloned(now);
         let done = apply.done();
         into.change(|s| account.apply(&mut s.record));
         self.recount_later(into);

@@ -306,11 +306,6 @@ impl Fs {
         Ok(name.into())
     }
 
-    fn tree_cloned(&self, now: Time) {
-        let mut cloned = self.cloned.lock();
-        *cloned = now.max(*cloned);
-    }
-
     fn snapshots_changed(&self, family_dir: &InodeRef, now: Time) {
         family_dir.change(|s| {
             (s.record.mtime, s.record.ctime) = (now, now);

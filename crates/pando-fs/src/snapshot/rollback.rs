@@ -13,13 +13,11 @@ use pando_db::Batch;
 use crate::{
     account::Account,
     bill::{Bill, Taken},
-    clone::Removal,
     error::{Error, Result, show},
     family::Family,
     format::FEATURE_SNAPSHOTTED,
     inode::Link,
     lock::{Obstacle, attempt_shared},
-    merge::Change,
     path::{self, check_name, system},
     place::may_change,
     record::Record,
@@ -146,15 +144,7 @@ impl Fs {
                     batch.put(key, policy.clone());
                 }
             }
-            let touched = Change::modified(now);
-            Self::change_dir(&mut batch, &at, &touched);
-            batch.put(system::cloned(), now.encode());
-            let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
-            self.write_unless_overtaken(batch, tries.overtaken)?;
-            reserved.paid();
-            drop(accounts);
-            self.tree_cloned(now);
-            parent.change(|s| touched.apply(&mut s.record));
+            self.write_copy(batch, &at, (accounts, bill), now, tries.overtaken)?;
             self.removed_all(&removal);
             self.snapshots_changed(&family_dir, now);
             let mut entries = vec![(parent.ino, show_name(&name))];
@@ -263,25 +253,11 @@ impl Fs {
                 bill.add(above, taken);
             }
             batch.put(path::meta(&end.entry), record.encode());
-            let touched = Change::modified(now);
-            Self::change_dir(&mut batch, &at, &touched);
-            batch.put(system::cloned(), now.encode());
-            let reserved = self.reserve_alone(&accounts, &mut batch, bill)?;
-            self.write_unless_overtaken(batch, tries.overtaken)?;
-            reserved.paid();
-            drop(accounts);
-            self.tree_cloned(now);
-            new.change(|s| touched.apply(&mut s.record));
+            self.write_copy(batch, &at, (accounts, bill), now, tries.overtaken)?;
             if let Some(removal) = &removal {
                 self.removed_all(removal);
             }
-            let report = CloneReport {
-                replaced: target.iter().map(|target| target.ino).collect(),
-                orphaned: removal.as_ref().map(Removal::orphaned).unwrap_or_default(),
-                entries: vec![(new.ino, dst.1.to_os_string())],
-                micros: 0,
-            };
-            Ok((report, removal))
+            Ok((self.report_of_copy(&end, target.as_ref(), removal.as_ref()), removal))
         })?;
         if counts {
             self.count_names_soon();

@@ -37,6 +37,10 @@ fn options_out_of_their_range_are_refused_by_name() {
         (usual().cache_bytes(u64::MAX), "a cache of 18446744073709551615 bytes"),
         (usual().memtable_bytes(0), "a memtable of 0 bytes"),
         (usual().sync_interval(Duration::ZERO), "without a pause"),
+        (usual().codec(Codec::Zstd(0)), "zstd level 0"),
+        (usual().codec(Codec::Zstd(20)), "zstd level 20"),
+        (usual().background_nice(-1), "a nice value of -1"),
+        (usual().background_nice(20), "a nice value of 20"),
     ];
     for (options, says) in wrong {
         match Db::open(device.clone(), options) {
@@ -54,9 +58,8 @@ fn options_out_of_their_range_are_refused_by_name() {
         usual().checkpoint_interval(Duration::ZERO).abundant_bytes(0).written_bytes(0),
         usual().checkpoint_interval(Duration::MAX).abundant_bytes(usize::MAX).written_bytes(u64::MAX),
         usual().cache_bytes(32 << 10).memtable_bytes(1 << 10).sync_interval(Duration::from_nanos(1)),
-        // As ever, these are clamped.
-        usual().background_nice(20).codec(Codec::Zstd(99)),
-        usual().background_nice(-1).codec(Codec::Zstd(0)),
+        usual().background_nice(19).codec(Codec::Zstd(19)),
+        usual().background_nice(0).codec(Codec::Zstd(1)),
     ] {
         let said = format!("{options:?}");
         let db = Db::open(device.clone(), options).unwrap();

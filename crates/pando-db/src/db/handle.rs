@@ -1,6 +1,6 @@
 //! The engine's public handle, [`Db`]: each call in terms of the modules below.
 
-use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
+use std::{ops::RangeInclusive, path::PathBuf, sync::Arc, thread::JoinHandle};
 
 use bytes::Bytes;
 
@@ -15,7 +15,7 @@ use crate::{
     device::{Device, Medium, New},
     error::{Error, Result},
     locks::Mutex,
-    options::{CreateOptions, Options},
+    options::{Codec, CreateOptions, Options},
 };
 
 /// An open store. Cheap to clone: all clones are one store, and any may be used from any thread.
@@ -70,8 +70,8 @@ impl Db {
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
     /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
-    /// have another meaning than [`Options::merge`]; [`Error::Invalid`] for sizes and times out of their range
-    /// (levels and nice values are clamped); [`Error::Locked`] if the store is open, in this process (by this path or
+    /// have another meaning than [`Options::merge`]; [`Error::Invalid`] for options out of their ranges;
+    /// [`Error::Locked`] if the store is open, in this process (by this path or
     /// this device) or in another, unless both only read ([`Options::read_only`]). A [`Snapshot`] or [`Cursor`] that
     /// outlives the last [`Db`] keeps it open. Cost: the whole translation table (some 30 bytes a node) and the log
     /// are read.
@@ -308,7 +308,12 @@ fn about(path: Option<PathBuf>) -> impl FnOnce(Error) -> Error {
 /// Greatest budget, bytes: sums of it and of parts of it stay numbers.
 const MAX_CACHE_BYTES: u64 = 16 << 40;
 
-/// Error for options with which no store can be used. What only is unusual is clamped where it is used.
+/// Levels of zstd, a count.
+const ZSTD_LEVELS: RangeInclusive<u8> = 1..=19;
+/// Nice values that background threads may add, a count of the levels of nice(2).
+const NICE_VALUES: RangeInclusive<i32> = 0..=19;
+
+/// Error for options out of their ranges.
 fn check(options: &Options) -> Result<()> {
     let wrong = |what: String| Err(Error::Invalid(what));
     if !(1..=MAX_CACHE_BYTES).contains(&options.cache_bytes) {
@@ -319,6 +324,15 @@ fn check(options: &Options) -> Result<()> {
     }
     if options.sync_interval.is_zero() {
         return wrong("flushes of the log without a pause".into());
+    }
+    if let Codec::Zstd(level) = options.codec
+        && !ZSTD_LEVELS.contains(&level)
+    {
+        return wrong(format!("zstd level {level}; 1 to 19 are possible"));
+    }
+    if !NICE_VALUES.contains(&options.background_nice) {
+        let nice = options.background_nice;
+        return wrong(format!("a nice value of {nice} for background threads; 0 to 19 are possible"));
     }
     Ok(())
 }

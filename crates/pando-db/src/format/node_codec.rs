@@ -83,7 +83,7 @@ pub(crate) fn pack(page: &Page, codec: Codec) -> (Segment, Bytes) {
         }
         // Fails only for want of memory: then the page stays as it is.
         Codec::Zstd(level) => {
-            let packed = zstd::bulk::compress(raw, level.clamp(1, 19).into());
+            let packed = zstd::bulk::compress(raw, level.into());
             packed.ok().map(|packed| (codec_id::ZSTD, packed.into()))
         }
     };

@@ -33,7 +33,7 @@ const IDLE_NAP: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_secs(2);
 
 pub(crate) fn spawn(engine: &Arc<Engine>) -> Result<Vec<JoinHandle<()>>> {
-    let nice = engine.options.background_nice.clamp(0, 19);
+    let nice = engine.options.background_nice;
     let start = |name: &str, nice: i32, work: fn(&Engine)| {
         let engine = engine.clone();
         let thread = std::thread::Builder::new().name(format!("pando-{name}"));

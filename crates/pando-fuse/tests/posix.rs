@@ -521,34 +521,32 @@ fn changes_of_content_drop_the_set_id_bits_that_a_write_drops() {
     let Some(w) = World::with(Settings { allow_other: true, suid: true, ..Settings::default() }) else {
         return;
     };
-    let (member, weak_root, strong_user): (fn(), fn(), fn()) = (
-        || {
-            let groups = [1234];
-            // SAFETY: the list lives until the call returns. These calls change this thread alone.
-            unsafe {
-                assert_eq!(libc::syscall(libc::SYS_setgroups, 1, groups.as_ptr()), 0);
-                libc::syscall(libc::SYS_setfsgid, 1000);
-                libc::syscall(libc::SYS_setfsuid, 1000);
-            }
-        },
-        || {
-            let mut own = capabilities(None).unwrap();
-            own.effective.remove(CapabilitySet::FSETID);
-            set_capabilities(None, own).unwrap();
-        },
-        || {
-            // SAFETY: they change this thread alone.
-            unsafe {
-                libc::syscall(libc::SYS_setfsgid, 1000);
-                libc::syscall(libc::SYS_setfsuid, 1000);
-            }
-            // The change of user took it.
-            let mut own = capabilities(None).unwrap();
-            assert!(!own.effective.contains(CapabilitySet::FSETID));
-            own.effective.insert(CapabilitySet::FSETID);
-            set_capabilities(None, own).unwrap();
-        },
-    );
+    let member: fn() = || {
+        let groups = [1234];
+        // SAFETY: the list lives until the call returns. These calls change this thread alone.
+        unsafe {
+            assert_eq!(libc::syscall(libc::SYS_setgroups, 1, groups.as_ptr()), 0);
+            libc::syscall(libc::SYS_setfsgid, 1000);
+            libc::syscall(libc::SYS_setfsuid, 1000);
+        }
+    };
+    let weak_root: fn() = || {
+        let mut own = capabilities(None).unwrap();
+        own.effective.remove(CapabilitySet::FSETID);
+        set_capabilities(None, own).unwrap();
+    };
+    let strong_user: fn() = || {
+        // SAFETY: they change this thread alone.
+        unsafe {
+            libc::syscall(libc::SYS_setfsgid, 1000);
+            libc::syscall(libc::SYS_setfsuid, 1000);
+        }
+        // The change of user took it.
+        let mut own = capabilities(None).unwrap();
+        assert!(!own.effective.contains(CapabilitySet::FSETID));
+        own.effective.insert(CapabilitySet::FSETID);
+        set_capabilities(None, own).unwrap();
+    };
     let writes: fn(&World) = |w| {
         let file = OpenOptions::new().write(true).open(w.path("f")).unwrap();
         file.write_all_at(b"y", 0).unwrap();

@@ -13,6 +13,8 @@ mod engine_layers;
 mod fs_layers;
 #[path = "tidy_source/imports.rs"]
 mod imports;
+#[path = "tidy_source/json_fields.rs"]
+mod json_fields;
 #[path = "tidy_source/mount_layers.rs"]
 mod mount_layers;
 #[path = "tidy_source/names.rs"]

@@ -15,7 +15,7 @@ use crate::size::show;
 /// Version of all JSON that this program prints.
 pub const VERSION: u32 = 1;
 
-/// Everything that `pando stats` tells. Sizes are bytes, times microseconds.
+/// Everything that `pando stats` tells. Sizes are bytes; times end in their unit.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are the documentation, and part of the format
 pub struct Stats {

@@ -45,6 +45,34 @@ fn a_fork_knows_what_it_changed_and_goes_without_a_trace() {
     b.ok(&["check", "a.img"]);
 }
 
+/// A fork with as many changes as are counted was said to have more.
+#[test]
+fn forks_with_more_changes_than_are_counted_say_so() {
+    let b = mounted!();
+    b.sh("mkdir m/p; echo one > m/p/f");
+    b.ok(&["fork", "m/p", "m/f"]);
+    b.sh("ln -s target m/f/link");
+    let fork = || b.json(&["forks", "--json", "m/p"])["forks"][0].clone();
+    let few = fork();
+    // The time of the top differs as well.
+    assert_eq!((few["changed"].as_u64(), few["changed_bytes"].as_u64()), (Some(2), Some(0)), "{few}");
+    b.sh("cd m/f; seq 9998 | xargs touch");
+    let all = fork();
+    assert_eq!(
+        (all["changed"].as_u64(), all["changed_more"].as_bool()),
+        (Some(10_000), Some(false)),
+        "{all}"
+    );
+    b.sh("touch m/f/last");
+    let more = fork();
+    assert_eq!(
+        (more["changed"].as_u64(), more["changed_more"].as_bool()),
+        (Some(10_000), Some(true)),
+        "{more}"
+    );
+    assert!(b.ok(&["forks", "m/p"]).contains(" 10000+ "));
+}
+
 #[test]
 fn a_merge_is_seen_at_once_and_conflicts_change_nothing() {
     let b = mounted!();

@@ -58,7 +58,10 @@ fn the_daemon_makes_and_deletes_snapshots() {
     b.remount();
     let last = snapshots(&b, "m/other/d").last().unwrap()["number"].as_u64().unwrap();
     wait(&b, "m/other/d", |all| all.last().unwrap()["number"].as_u64().unwrap() > last + 1);
-    b.ok(&["snapshot", "policy", "m/other/d", "--off"]);
+    let set = b.json(&["snapshot", "policy", "m/other/d", "--every", "1s", "--keep-last", "3", "--json"]);
+    assert_eq!((&set["policy"]["every_seconds"], &set["policy"]["keep_last"]), (&1.into(), &3.into()));
+    let off = b.json(&["snapshot", "policy", "m/other/d", "--off", "--json"]);
+    assert!(off["policy"].is_null() && off["version"].is_u64(), "{off}");
     assert_eq!(b.ok(&["snapshot", "policy", "-H", "m/other/d"]), "");
     let left = snapshots(&b, "m/other/d").len();
     thread::sleep(Duration::from_secs(3));

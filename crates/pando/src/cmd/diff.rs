@@ -266,7 +266,7 @@ fn line(change: &FileChange) -> DiffLine {
 }
 
 /// Bytes that came, went or differ.
-fn bytes(change: &FileChange) -> u64 {
+pub fn bytes(change: &FileChange) -> u64 {
     match change.kind {
         _ if change.file != FileKind::Regular => 0,
         ChangeKind::Added => change.size_after,

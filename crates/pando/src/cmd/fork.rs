@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use pando_fs::{ChangeKind, DiffOptions, ForkInfo, Time};
+use pando_fs::{DiffOptions, ForkInfo, Time};
 use pando_fuse::tool::{self, Visible};
 use serde::Serialize;
 
 use crate::{
-    cmd::{clone, past, snapshot::show_age},
+    cmd::{clone, diff, past, snapshot::show_age},
     exit, place,
     report::VERSION,
     size,
@@ -122,22 +122,32 @@ struct ForkLine {
     /// How many files and directories differ, at most `MAX_COUNTED_CHANGES`; none if that cannot be told.
     changed: Option<usize>,
     changed_bytes: Option<u64>,
+    /// More differ than are counted.
+    changed_more: bool,
 }
 
-/// How many differences, and their bytes.
-fn changes(fork: &Path) -> Option<(usize, u64)> {
+/// The differences of a fork that are counted.
+#[derive(Default, Clone, Copy)]
+struct Changes {
+    count: usize,
+    bytes: u64,
+    /// There are more.
+    more: bool,
+}
+
+fn changes(fork: &Path) -> Option<Changes> {
     let options = DiffOptions { ranges: true, no_renames: false };
-    let (mut count, mut bytes) = (0, 0);
-    for change in tool::diff_fork(fork, options, &|| true).ok()?.take(MAX_COUNTED_CHANGES) {
+    let mut counted = Changes::default();
+    for change in tool::diff_fork(fork, options, &|| true).ok()? {
         let change = change.ok()?;
-        count += 1;
-        bytes += match change.kind {
-            ChangeKind::Added => change.size_after,
-            ChangeKind::Removed => change.size_before,
-            _ => change.ranges.iter().map(|(from, to)| to.saturating_sub(*from)).sum(),
-        };
+        if counted.count == MAX_COUNTED_CHANGES {
+            counted.more = true;
+            break;
+        }
+        counted.count += 1;
+        counted.bytes += diff::bytes(&change);
     }
-    Some((count, bytes))
+    Some(counted)
 }
 
 fn line(mount: &Visible, info: &ForkInfo) -> ForkLine {
@@ -146,7 +156,7 @@ fn line(mount: &Visible, info: &ForkInfo) -> ForkLine {
     let state = match (changes, &info.source) {
         (None, _) => "hidden",
         (_, None) => "orphan",
-        (Some((0, _)), _) => "same",
+        (Some(Changes { count: 0, .. }), _) => "same",
         _ => "changed",
     };
     let source = info.source.as_ref().map(|source| mount.show(source));
@@ -160,8 +170,9 @@ fn line(mount: &Visible, info: &ForkInfo) -> ForkLine {
         since_seconds: info.since.secs,
         uid: info.uid,
         state,
-        changed: changes.map(|(count, _)| count),
-        changed_bytes: changes.map(|(_, bytes)| bytes),
+        changed: changes.map(|counted| counted.count),
+        changed_bytes: changes.map(|counted| counted.bytes),
+        changed_more: changes.is_some_and(|counted| counted.more),
     }
 }
 
@@ -184,7 +195,7 @@ fn text(lines: &[ForkLine], script: bool) -> String {
     }
     for line in lines {
         let age = u64::try_from(now.saturating_sub(line.created_seconds)).unwrap_or(0);
-        let count = |n: usize| format!("{n}{}", if n >= MAX_COUNTED_CHANGES { "+" } else { "" });
+        let count = |n: usize| format!("{n}{}", if line.changed_more { "+" } else { "" });
         let bytes = |n: u64| if script { n.to_string() } else { size::show(n) };
         rows.push(vec![
             super::field(&line.path.0, script),

@@ -127,7 +127,8 @@ pub fn run(args: &Args) -> Result<()> {
         bail!("--valid-for 0: give at least a second");
     }
     if args.off {
-        return tool::snapshot(dir, Asked::SetPolicy(None)).with_context(|| about(dir)).map(|_| ());
+        tool::snapshot(dir, Asked::SetPolicy(None)).with_context(|| about(dir))?;
+        return if args.json { show(dir, args.script, true) } else { Ok(()) };
     }
     if policy == StoredPolicy::default() {
         return show(dir, args.script, args.json);
@@ -143,7 +144,7 @@ pub fn run(args: &Args) -> Result<()> {
             "pando: note: nothing says which of these snapshots go; see --keep-* and --valid-for"
         );
     }
-    Ok(())
+    if args.json { show(dir, args.script, true) } else { Ok(()) }
 }
 
 #[derive(Serialize)]

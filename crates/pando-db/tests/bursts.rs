@@ -395,11 +395,17 @@ fn trees_of_many_shapes_outlive_the_clones_beside_them() {
         let options = Options::default().background(false).cache_bytes(16 << 20);
         Db::create(device.clone(), &CreateOptions::default().node_size(4 << 10), &options).unwrap();
         let db = Db::open(device, options).unwrap();
-        // The keys share a prefix of some length, and lie in directories of unequal sizes.
-        let tree = format!("m{}/", "m".repeat(below(6) as usize));
+        // The keys share a prefix of some length, also of bytes 0xFF, which have no successor, and lie in directories
+        // of unequal sizes.
+        let shared = below(6) as usize;
+        let (tree, above): (Vec<u8>, &[u8]) = match seed % 3 {
+            0 => ([&vec![0xff; shared + 1][..], b"/"].concat(), &[0xff; 9]),
+            _ => ([&vec![b'm'; shared + 1][..], b"/"].concat(), b"x"),
+        };
         let mut expected = BTreeMap::new();
         let mut put = |db: &Db| {
-            let key = format!("{tree}{}/{:0w$}", below(1 + seed % 9), below(300), w = 3 + below(3) as usize);
+            let name = format!("{}/{:0w$}", below(1 + seed % 9), below(300), w = 3 + below(3) as usize);
+            let key = [&tree[..], name.as_bytes()].concat();
             let value = vec![below(256) as u8; 20 + below(180) as usize];
             db.put(key.clone(), value.clone()).unwrap();
             expected.insert(key, value);
@@ -408,11 +414,13 @@ fn trees_of_many_shapes_outlive_the_clones_beside_them() {
         db.settle().unwrap();
         let levels = db.stats().unwrap().nodes_by_height.len();
         let clones = 20 + below(100);
-        let name =
-            |i: u64| format!("{}{:08x}/", ["a", "x"][(scattered(i) as usize >> 9) % 2], scattered(i) >> 32);
+        let name = |i: u64| {
+            let side = [b"a", above][(scattered(i) as usize >> 9) % 2];
+            [side, format!("{:08x}/", scattered(i) >> 32).as_bytes()].concat()
+        };
         for i in 0..clones {
             db.clone_prefix(tree.clone(), name(i)).unwrap();
-            db.put(format!("{}{}", name(i), below(9)), "edited").unwrap();
+            db.put([&name(i)[..], &[below(9) as u8]].concat(), "edited").unwrap();
             if below(10) == 0 {
                 put(&db);
             }
@@ -431,11 +439,9 @@ fn trees_of_many_shapes_outlive_the_clones_beside_them() {
         let after = db.stats().unwrap().nodes_by_height.len();
         assert!(after <= levels + 1, "PANDO_SEED={seed}: {after} levels, {levels} before");
         higher += usize::from(after > levels);
-        let held: BTreeMap<String, Vec<u8>> = db
+        let held: BTreeMap<Vec<u8>, Vec<u8>> = db
             .range(b"", None)
-            .map(|pair| {
-                pair.map(|(key, value)| (String::from_utf8(key.to_vec()).unwrap(), value.to_vec())).unwrap()
-            })
+            .map(|pair| pair.map(|(key, value)| (key.to_vec(), value.to_vec())).unwrap())
             .collect();
         assert!(held == expected, "PANDO_SEED={seed}: {} values for {}", held.len(), expected.len());
         let findings = db.check().unwrap().findings;

@@ -37,7 +37,13 @@ fn span_of(page: &PageRef) -> Span {
 }
 
 impl Edit<'_> {
-    /// The ranges of edge `i` of `node` for which a flush would read what cannot be read.
+    /// Whether a flush of edge `i` of node `id` would read what cannot be read.
+    pub(crate) fn is_unreadable_at(&self, id: NodeId, i: usize) -> Result<bool> {
+        Ok(self.cx.pager.knows_damage() && self.unreadable_at(&self.load(id)?, i)?.len() > 0)
+    }
+
+    /// The ranges of edge `i` of `node`, which was loaded for a change, for which a flush would read what cannot be
+    /// read.
     pub(crate) fn unreadable_at(&self, node: &Node, i: usize) -> Result<Spans> {
         let mut bad = Spans::default();
         let Some(edge) = node.edges().get(i) else { return Ok(bad) };

@@ -45,10 +45,11 @@ impl Db {
     /// A file may exist if its first 72 KiB are zeros; other contents are refused with [`Error::Invalid`] (to
     /// overwrite them, make a [`crate::device::FileDevice`] with `force`), a store that is open with
     /// [`Error::Locked`]. So a program that wants a store whether there is one or not asks whether the file exists, and
-    /// of two that make it at the same time only one does. Of `options` only [`Options::merge`] is used: its name is
+    /// of two that make it at the same time only one does. Of `options` only [`Options::merge`] is kept: its name is
     /// stored. Cost: some small writes and flushes; in a file the space of the log is reserved. A crash meanwhile
     /// leaves zeros at the beginning, and this can be repeated.
     pub fn create(medium: impl Medium, create: &CreateOptions, options: &Options) -> Result<()> {
+        check(options)?;
         let path = medium.path();
         let make = || {
             let New { device, made } = medium.for_new(create.size)?;

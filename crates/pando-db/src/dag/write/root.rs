@@ -157,8 +157,8 @@ impl Edit<'_> {
     }
 
     /// Removes edges and levels below the root that clones and deletes have left. Returns whether there were any. Each
-    /// step removes an edge, a reference or a node, so this ends. I/O: headers of children of the root, and of some
-    /// nodes below those that show little.
+    /// step removes an edge, a reference or a node, or moves messages down, so this ends. I/O: headers of children of
+    /// the root, and of some nodes below those that show little; what a flush of less than a node takes.
     pub fn heal_root(&mut self) -> Result<bool> {
         let (mut i, mut any) = (0, false);
         while i < self.peek(self.root)?.edges().len() {
@@ -208,16 +208,19 @@ impl Edit<'_> {
         let child = self.load_below(target.id, root.height)?.simple(&live, &target, self.cx.pager);
         let Some(child) = or_if_damaged(child.map(Some), None)? else { return Ok(None) };
         let limits = self.cx.limits;
-        let edges = root.edges().len() + child.edges().len() - 1;
         let alone =
             alone && child.edges().len() <= limits.fanout && pending(&root) + pending(&child) <= limits.node;
         if waits {
-            let flushed = alone && self.unreadable_at(&root, i)?.len() == 0;
+            let flushed = alone && !self.is_unreadable_at(self.root, i)?;
             if flushed {
                 self.flush_edge(self.root, i)?;
+                self.fit_root(self.load(self.root)?)?;
             }
             return Ok(flushed.then_some(0));
         }
+        // The empty edges below become one, and so do those above.
+        let beside = usize::from(i > 0) + usize::from(i + 1 < root.edges().len());
+        let edges = child.edges().len() + beside;
         if self.fits_inside(&root, &child) || (alone && edges <= limits.fanout) {
             self.put(self.root, self.load(self.root)?.with_edges_of(i, child))?;
             self.remove(target.id)?;
@@ -276,7 +279,7 @@ impl Edit<'_> {
             };
             let node = self.peek(id)?;
             let Some(i) = covering(&node) else { return Ok(()) };
-            if self.unreadable_at(&node, i)?.len() > 0 {
+            if self.is_unreadable_at(id, i)? {
                 return Ok(());
             }
             path.push(id);

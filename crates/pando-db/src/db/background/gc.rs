@@ -144,7 +144,8 @@ impl Engine {
     /// because what only these share is private then. The step is first tried on a version that nobody changes, so that
     /// no lock is held while nodes are read.
     fn heal_step(&self) -> Result<GcStep> {
-        if self.reclaim_step()? {
+        // Nobody who settles waits for what others cut off meanwhile.
+        if !self.settles_beside() && self.reclaim_step()? {
             return Ok(GcStep::GoesOn);
         }
         let base = self.superversion.read().tree.clone();

@@ -153,7 +153,7 @@ impl Fs {
         let handle = self.files.add(OpenFile {
             inode,
             flags,
-            keeps_set_id: c.keeps_set_id(),
+            keeps_set_id: c.told_when_set_id_goes || c.keeps_set_id(),
             stream: self.readahead.stream(),
         });
         Ok((attr, FileHandle(handle)))
@@ -211,7 +211,7 @@ impl Fs {
         let handle = self.files.add(OpenFile {
             inode,
             flags,
-            keeps_set_id: c.keeps_set_id(),
+            keeps_set_id: c.told_when_set_id_goes || c.keeps_set_id(),
             stream: self.readahead.stream(),
         });
         Ok((attr, FileHandle(handle)))

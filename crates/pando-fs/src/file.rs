@@ -166,7 +166,7 @@ impl Fs {
             FileHandle(self.files.add(OpenFile {
                 inode: inode.clone(),
                 flags,
-                keeps_set_id: c.keeps_set_id(),
+                keeps_set_id: c.told_when_set_id_goes || c.keeps_set_id(),
                 stream,
             }))
         };

@@ -31,6 +31,8 @@ pub struct Caller {
     pub groups: Vec<u32>,
     /// Whether the caller may keep set-id bits (CAP_FSETID), where that is known already; otherwise the superuser may.
     pub fsetid: Option<bool>,
+    /// A kernel says with each write by handles that the caller opens whether set-id bits go.
+    pub told_when_set_id_goes: bool,
     /// Whether the caller may see and change attributes `trusted.`, where that is known already; otherwise the
     /// superuser may.
     pub trusted_attrs: Option<bool>,
@@ -68,8 +70,7 @@ impl Caller {
     }
 }
 
-/// Rights of a caller that the kernel has verified, for calls on whole trees, which the kernel
-/// cannot check itself.
+/// Rights of a caller that the kernel has verified, for calls on whole trees, which the kernel cannot check itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerifiedRights {
     /// Effective (file-system) user.
@@ -509,8 +510,7 @@ pub struct MountOptions {
     /// the times of files itself then finds the same time, and need not send another one, when a file is written
     /// right after it was made. Default false.
     pub tick_times: bool,
-    /// Listings of directories that have snapshots show `.snapshots`, which a lookup finds in any case. Default
-    /// false.
+    /// Listings of directories that have snapshots show `.snapshots`, which a lookup finds in any case. Default false.
     pub snapshots_visible: bool,
     /// Most changes that a merge makes in one batch, while calls on both trees wait. A larger merge makes its changes
     /// in a copy, in several batches, and then puts the copy in place of the tree. Default 10,000.

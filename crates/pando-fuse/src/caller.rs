@@ -11,8 +11,9 @@ use crate::transport::Context;
 
 /// The caller without supplementary groups: for calls whose permission the kernel has checked.
 pub(crate) fn caller(c: &Context, umask: u32) -> Caller {
-    let (keeps_group_bit, fsetid) = (c.keeps_group_bit, c.keeps_set_id);
-    Caller { uid: c.uid, gid: c.gid, pid: c.pid, umask, keeps_group_bit, fsetid, ..Caller::default() }
+    let (keeps_group_bit, told_when_set_id_goes) = (c.keeps_group_bit, c.says_when_bits_go);
+    let (uid, gid, pid) = (c.uid, c.gid, c.pid);
+    Caller { uid, gid, pid, umask, keeps_group_bit, told_when_set_id_goes, ..Caller::default() }
 }
 
 /// The caller of a request that makes an entry with this mode. Its supplementary groups are read only if the mode has
@@ -35,12 +36,16 @@ pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
 }
 
 /// Whether all these capabilities are among the effective ones of the caller, in its own user namespace; `None` if the
-/// caller is hidden from this process.
+/// caller is hidden from this process. A thread that acts as somebody else, as a server in the kernel does, has shown
+/// none: `/proc` has what is its own.
 fn has_capabilities(c: &Context, wanted: u64) -> Option<bool> {
     // The process waits for this answer, so it is still there.
     let status = std::fs::read_to_string(format!("/proc/{}/status", c.pid)).ok()?;
-    let caps = status.lines().find_map(|l| l.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(caps.trim(), 16).ok().map(|caps| caps & wanted == wanted)
+    let line = |name: &str| status.lines().find_map(|l| l.strip_prefix(name));
+    // Real, effective, saved, and that of the file system, which a request carries.
+    let acts_as = line("Uid:")?.split_whitespace().nth(3)?.parse::<u32>().ok()?;
+    let caps = u64::from_str_radix(line("CapEff:")?.trim(), 16).ok()?;
+    Some(acts_as == c.uid && caps & wanted == wanted)
 }
 
 /// The caller of a request about the attribute `name`. Of attributes `trusted.` the kernel asks only for callers with
@@ -118,4 +123,30 @@ pub(crate) fn caller_with_groups(c: &Context, mode: u16) -> Caller {
         caller.groups = line.split_whitespace().filter_map(|g| g.parse().ok()).collect();
     }
     caller
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server in the kernel that acts for a user has capabilities of its own, which are not those of that user.
+    #[test]
+    fn capabilities_count_only_for_whom_the_thread_acts_as() {
+        let me = rustix::process::geteuid().as_raw();
+        let request = |uid| Context {
+            uid,
+            gid: 0,
+            pid: std::process::id(),
+            unique: 0,
+            keeps_group_bit: None,
+            says_when_bits_go: true,
+        };
+        assert_eq!(has_capabilities(&request(me), 0), Some(true));
+        assert_eq!(has_capabilities(&request(me + 1), 0), Some(false));
+        let other = caller_with_groups(&request(me + 1), 0o4755);
+        assert!(!other.keeps_set_id(), "{other:?}");
+        if me == 0 && has_capabilities(&request(0), 1 << 4) == Some(true) {
+            assert!(caller_with_groups(&request(0), 0o4755).keeps_set_id());
+        }
+    }
 }

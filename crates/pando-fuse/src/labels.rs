@@ -91,7 +91,14 @@ mod tests {
     use super::*;
 
     fn asked(l: &Labels, thread: u32, ino: u64, name: &str, any: bool) -> i32 {
-        let c = Context { uid: 0, gid: 0, pid: thread, unique: 0, keeps_group_bit: None, keeps_set_id: None };
+        let c = Context {
+            uid: 0,
+            gid: 0,
+            pid: thread,
+            unique: 0,
+            keeps_group_bit: None,
+            says_when_bits_go: true,
+        };
         match l.answer(&c, (ino, name.as_ref()), Err(Errno(libc::ENODATA)), || any) {
             Err(Errno(e)) => e,
             Ok(_) => 0,
@@ -135,7 +142,7 @@ mod tests {
             libc::ENODATA,
             "the kernel would refuse the caller"
         );
-        let c = Context { uid: 0, gid: 0, pid: 7, unique: 0, keeps_group_bit: None, keeps_set_id: None };
+        let c = Context { uid: 0, gid: 0, pid: 7, unique: 0, keeps_group_bit: None, says_when_bits_go: true };
         let value = l.answer(&c, (2, LABEL.as_ref()), Ok(Bytes::from_static(b"x")), || false);
         assert_eq!(value, Ok(Bytes::from_static(b"x")));
     }

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     const ME: Context =
-        Context { uid: 10, gid: 10, pid: 77, unique: 0, keeps_group_bit: None, keeps_set_id: None };
+        Context { uid: 10, gid: 10, pid: 77, unique: 0, keeps_group_bit: None, says_when_bits_go: true };
 
     fn adds(proofs: &Proofs, c: &Context, token: &Token, dir: u64) -> i32 {
         proofs.note(c, &token.name(), || Ok(Fact::Adds { dir })).unwrap_err().0

@@ -65,7 +65,8 @@ fn bared(server: &Server, c: &Context, name: &OsStr) -> (u64, u64) {
 #[test]
 fn of_files_that_lost_set_id_bits_nothing_is_kept_when_they_are_forgotten() {
     let server = server(true);
-    let c = Context { uid: 1000, gid: 1000, pid: 1, unique: 0, keeps_group_bit: None, keeps_set_id: None };
+    let c =
+        Context { uid: 1000, gid: 1000, pid: 1, unique: 0, keeps_group_bit: None, says_when_bits_go: true };
     let name = OsStr::new("f");
     for _ in 0..1000 {
         let (ino, handle) = bared(&server, &c, name);
@@ -152,7 +153,7 @@ fn a_proof_that_an_entry_may_be_removed_keeps_no_reference_to_it() {
 }
 
 const ROOT_USER: Context =
-    Context { uid: 0, gid: 0, pid: 1, unique: 0, keeps_group_bit: None, keeps_set_id: None };
+    Context { uid: 0, gid: 0, pid: 1, unique: 0, keeps_group_bit: None, says_when_bits_go: true };
 /// Bytes of the pages that are written out.
 const PAGES_BYTES: usize = 16 << 10;
 

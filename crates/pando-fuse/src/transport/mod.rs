@@ -57,9 +57,8 @@ pub struct Context {
     pub unique: u64,
     /// Whether a set-group-id bit stays on what is made, or gets an access list, where the kernel has decided that.
     pub keeps_group_bit: Option<bool>,
-    /// Whether writes of the file that is opened or made leave its set-id bits alone, unless the kernel asks for their
-    /// removal with a write ([`Write::kill_suidgid`]), where that is known.
-    pub keeps_set_id: Option<bool>,
+    /// The kernel says with each write whether set-id bits go ([`Write::kill_suidgid`]).
+    pub says_when_bits_go: bool,
 }
 
 /// Work behind a request that has been answered; may wait and notify the kernel.

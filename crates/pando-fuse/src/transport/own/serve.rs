@@ -85,15 +85,13 @@ impl<'a> Request<'a> {
     fn context(&self) -> Context {
         let makes = matches!(self.header.opcode, op::CREATE | op::MKNOD | op::TMPFILE);
         let keeps_group_bit = (makes && self.agreed.takes_group_bits).then_some(true);
-        let opens = matches!(self.header.opcode, op::OPEN | op::CREATE | op::TMPFILE);
-        let keeps_set_id = (opens && self.agreed.says_when_bits_go).then_some(true);
         Context {
             uid: self.header.uid,
             gid: self.header.gid,
             pid: self.header.pid,
             unique: self.header.unique,
             keeps_group_bit,
-            keeps_set_id,
+            says_when_bits_go: self.agreed.says_when_bits_go,
         }
     }
 }

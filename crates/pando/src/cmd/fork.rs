@@ -12,6 +12,7 @@ use crate::{
     exit, place,
     report::VERSION,
     size,
+    tree::Progress,
 };
 
 /// Changes of a fork that are counted, a count; if there are more, the output says so.
@@ -139,11 +140,11 @@ fn changes(fork: &Path) -> Option<Changes> {
     let options = DiffOptions { ranges: true, no_renames: false };
     let mut counted = Changes::default();
     for change in tool::diff_fork(fork, options, &|| true).ok()? {
-        let change = change.ok()?;
         if counted.count == MAX_COUNTED_CHANGES {
             counted.more = true;
             break;
         }
+        let change = change.ok()?;
         counted.count += 1;
         counted.bytes += diff::bytes(&change);
     }
@@ -180,7 +181,9 @@ pub fn list(args: &ForkListArgs) -> Result<()> {
     let fail = || format!("forks of {}", args.source.display());
     let mount = Visible::around(&args.source).with_context(fail)?;
     let found = tool::forks(&args.source).with_context(fail)?;
+    let progress = Progress::of_request("comparing");
     let lines: Vec<ForkLine> = found.iter().map(|info| line(&mount, info)).collect();
+    drop(progress);
     match args.json {
         true => crate::cmd::print_json(&ForkReport { version: VERSION, forks: lines }),
         false => crate::cmd::print(&text(&lines, args.script)),

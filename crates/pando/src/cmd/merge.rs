@@ -11,6 +11,7 @@ use crate::{
     cmd::{counted, print, print_json},
     exit::{self, Coded},
     report::VERSION,
+    tree::Progress,
 };
 
 /// Take over what a fork has changed since it was made, or merged last
@@ -179,7 +180,11 @@ pub fn run(args: &Args) -> Result<()> {
     };
     let options = MergeOptions { dry_run: args.dry_run, prefer, text: args.text };
     let about = || format!("merge {} into {}", fork.display(), into.display());
-    let mut report = tool::merge(fork, &into, options, &|| true).with_context(about)?;
+    let merged = {
+        let _progress = Progress::of_request("merging");
+        tool::merge(fork, &into, options, &|| true)
+    };
+    let mut report = merged.with_context(about)?;
     report.changes.sort_by(|a, b| a.path.cmp(&b.path));
     let lines: Vec<MergeLine> = report.changes.iter().map(line).collect();
     let count = |kind| lines.iter().filter(|line| line.kind == kind).count();

@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::{
     report::VERSION,
     size::{Size, show},
+    tree::Progress,
 };
 
 /// Limit what a directory tree may take, and list such limits
@@ -88,6 +89,8 @@ pub fn run(command: &QuotaCommand) -> Result<()> {
     match command {
         QuotaCommand::Set(args) => {
             let fail = || format!("quota of {}", args.dir.display());
+            // The tree is counted first, unless it has a quota already.
+            let _progress = Progress::of_request("counting");
             tool::set_quota(&args.dir, args.size.0).with_context(fail)
         }
         QuotaCommand::List(args) => list(args),

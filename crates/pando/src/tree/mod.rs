@@ -222,6 +222,11 @@ impl Progress {
         Self { bar, stop }
     }
 
+    /// A spinner while the server works on one request, which a signal ends with this process.
+    pub fn of_request(what: &'static str) -> Self {
+        Self::new(what, 0, Arc::default())
+    }
+
     /// A silent one, which never stops the work.
     #[cfg(test)]
     pub fn none() -> Self {

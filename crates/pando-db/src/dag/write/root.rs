@@ -210,6 +210,15 @@ impl Edit<'_> {
         let limits = self.cx.limits;
         let alone =
             alone && child.edges().len() <= limits.fanout && pending(&root) + pending(&child) <= limits.node;
+        // The empty edges below become one, and so do those above.
+        let beside = usize::from(i > 0) + usize::from(i + 1 < root.edges().len());
+        let fits = child.edges().len() + beside <= limits.fanout;
+        if alone && !fits {
+            // Before the flush, which does nothing for the height if this is not possible.
+            let Some(wider) = self.widened_over_void(self.load(self.root)?, i)? else { return Ok(None) };
+            self.put(self.root, wider)?;
+            return Ok(Some(0));
+        }
         if waits {
             let flushed = alone && !self.is_unreadable_at(self.root, i)?;
             if flushed {
@@ -218,20 +227,12 @@ impl Edit<'_> {
             }
             return Ok(flushed.then_some(0));
         }
-        // The empty edges below become one, and so do those above.
-        let beside = usize::from(i > 0) + usize::from(i + 1 < root.edges().len());
-        let edges = child.edges().len() + beside;
-        if self.fits_inside(&root, &child) || (alone && edges <= limits.fanout) {
-            self.put(self.root, self.load(self.root)?.with_edges_of(i, child))?;
-            self.remove(target.id)?;
-            return Ok(Some(i));
-        }
-        if !alone {
+        if !alone && !self.fits_inside(&root, &child) {
             return Ok(None);
         }
-        let Some(wider) = self.widened_over_void(self.load(self.root)?, i)? else { return Ok(None) };
-        self.put(self.root, wider)?;
-        Ok(Some(0))
+        self.put(self.root, self.load(self.root)?.with_edges_of(i, child))?;
+        self.remove(target.id)?;
+        Ok(Some(i))
     }
 
     /// Flushes the messages for the sources of clones in `table` down to the nodes of the sources, if there are more

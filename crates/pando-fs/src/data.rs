@@ -172,6 +172,14 @@ impl Fs {
         }
     }
 
+    /// A handle by which `c` has opened a file. Set-id bits stay when it is written by that, if a kernel says with each
+    /// write whether they go, or if the caller may keep them.
+    pub(crate) fn add_handle(&self, c: &Caller, inode: InodeRef, flags: i32) -> FileHandle {
+        let keeps_set_id = c.told_when_set_id_goes || c.keeps_set_id();
+        let stream = self.readahead.stream();
+        FileHandle(self.files.add(OpenFile { inode, flags, keeps_set_id, stream }))
+    }
+
     /// The file that a call names by handle or, with handle 0, by number.
     pub(crate) fn file(
         &self,

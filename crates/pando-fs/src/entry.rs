@@ -13,7 +13,6 @@ use pando_db::Batch;
 use crate::{
     bill::{Above, Bill, Taken},
     error::{Error, Result, show},
-    handle::OpenFile,
     inode::{Inode, InodeRef, Link},
     late_calls::KeptFile,
     limits::MAX_SYMLINK,
@@ -150,13 +149,7 @@ impl Fs {
             s.linkable = flags & O_EXCL == 0;
         });
         let attr = inode.count_lookup();
-        let handle = self.files.add(OpenFile {
-            inode,
-            flags,
-            keeps_set_id: c.told_when_set_id_goes || c.keeps_set_id(),
-            stream: self.readahead.stream(),
-        });
-        Ok((attr, FileHandle(handle)))
+        Ok((attr, self.add_handle(c, inode, flags)))
     }
 
     /// Makes a file, device node, pipe or socket; the type bits of `mode` say which. EINVAL for
@@ -208,13 +201,7 @@ impl Fs {
         let (inode, _at, _names) = self.make(c, parent, name, new)?;
         inode.change(|s| s.opens += 1);
         let attr = inode.count_lookup();
-        let handle = self.files.add(OpenFile {
-            inode,
-            flags,
-            keeps_set_id: c.told_when_set_id_goes || c.keeps_set_id(),
-            stream: self.readahead.stream(),
-        });
-        Ok((attr, FileHandle(handle)))
+        Ok((attr, self.add_handle(c, inode, flags)))
     }
 
     /// The target of a symbolic link; EINVAL for anything else.

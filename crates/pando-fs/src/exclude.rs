@@ -37,7 +37,7 @@ pub(crate) struct LeftOut {
 impl LeftOut {
     /// Corrects the accounts of directories in the copy at `to`, which the batch has made.
     pub(crate) fn correct(self, batch: &mut Batch, to: &End<'_>) -> Result<()> {
-        let top = path::contents(&to.at.contents, to.name)?;
+        let top = to.contents()?;
         for (names, account) in self.accounts {
             let names: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
             let Some((dir, last)) = place_of(&top, &names)? else { continue };
@@ -63,7 +63,7 @@ impl Fs {
             return Ok(LeftOut::default());
         }
         let view = self.db.snapshot();
-        let top = path::contents(&end.at.contents, end.name)?;
+        let top = end.contents()?;
         let mut left = LeftOut::default();
         for names in paths {
             let Some((dir, last)) = place_of(&top, names)? else { continue };
@@ -104,7 +104,7 @@ impl Fs {
         paths: &[Vec<&[u8]>],
     ) -> Result<i64> {
         let domain = self.domain(end.at);
-        let top = path::contents(&end.at.contents, end.name)?;
+        let top = end.contents()?;
         let mut without = Vec::new();
         for names in paths {
             let Some((dir, last)) = place_of(&top, names)? else { continue };
@@ -126,8 +126,8 @@ impl Fs {
         let mut counts = false;
         for names in paths {
             let Some((last, dirs)) = names.split_last() else { continue };
-            let mut source = path::contents(&from.at.contents, from.name)?;
-            let mut copy = path::contents(&to.at.contents, to.name)?;
+            let mut source = from.contents()?;
+            let mut copy = to.contents()?;
             // The root of each lineage that the path may be in.
             let mut roots = vec![(copy.clone(), true)];
             let mut exists = true;

@@ -10,7 +10,6 @@ use crate::{
     bill::Reserved,
     data::without_set_id_by,
     error::{Error, Result},
-    handle::OpenFile,
     inode::{InodeRef, Link},
     limits::MAX_FILE_SIZE,
     merge::{Change, Size},
@@ -162,13 +161,7 @@ impl Fs {
             // Held, so that a removal of the tree around sees both the count and the handle.
             let _at = self.hold(&inode, false).inspect_err(|e| self.came_late(&inode, e))?;
             inode.change(|s| s.opens += 1);
-            let stream = self.readahead.stream();
-            FileHandle(self.files.add(OpenFile {
-                inode: inode.clone(),
-                flags,
-                keeps_set_id: c.told_when_set_id_goes || c.keeps_set_id(),
-                stream,
-            }))
+            self.add_handle(c, inode.clone(), flags)
         };
         if flags & O_TRUNC != 0 {
             let cut = SetAttr { size: Some(0), ..SetAttr::default() };

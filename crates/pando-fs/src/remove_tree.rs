@@ -59,7 +59,7 @@ impl Fs {
         let mut lineage = None;
         let mut names = None;
         if top.kind == FileKind::Directory {
-            let contents = path::contents(&end.at.contents, end.name)?;
+            let contents = end.contents()?;
             self.may_empty(rights, top, &contents)?;
             self.may_leave(&end.at.dir, end.name, top)?;
             if top.peek(|s| s.record.clone_id == 0) {

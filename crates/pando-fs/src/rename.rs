@@ -383,16 +383,16 @@ impl Fs {
                     }
                 }
                 (true, true) => {
-                    if !self.is_empty(&path::contents(&dst.at.contents, dst.name)?)? {
+                    if !self.is_empty(&dst.contents()?)? {
                         return Err(Error::NotEmpty(target.label()));
                     }
                     target.peek(|s| Self::drop_data(&mut batch, &path::data(&dst.entry), &s.record));
-                    let contents = path::contents(&dst.at.contents, dst.name)?;
+                    let contents = dst.contents()?;
                     self.drop_kept_by_prefix(&mut batch, &contents, &Staying::new())?;
                     lineage = self.retire(&mut batch, dst.at, target)?;
                     let above = self.above(dst.at);
                     if !above.is_empty() {
-                        let contents = path::contents(&dst.at.contents, dst.name)?;
+                        let contents = dst.contents()?;
                         bill.subtract(above, self.leftovers(target, &contents)?);
                     }
                     nameless = self.nameless_below(&mut batch, target, now)?;

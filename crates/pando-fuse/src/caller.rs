@@ -36,8 +36,8 @@ pub(crate) fn changer(c: &Context, mode: u16) -> Caller {
 }
 
 /// Whether all these capabilities are among the effective ones of the caller, in its own user namespace; `None` if the
-/// caller is hidden from this process. A thread that acts as somebody else, as a server in the kernel does, has shown
-/// none: `/proc` has what is its own.
+/// caller is hidden from this process. A thread that acts as somebody else, as a server in the kernel does, is
+/// said to have none: `/proc` has those of its own.
 fn has_capabilities(c: &Context, wanted: u64) -> Option<bool> {
     // The process waits for this answer, so it is still there.
     let status = std::fs::read_to_string(format!("/proc/{}/status", c.pid)).ok()?;

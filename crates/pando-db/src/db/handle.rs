@@ -70,12 +70,11 @@ impl Db {
 
     /// Opens the store at a path or on a device: its last checkpoint, and every batch of the log behind it.
     ///
-    /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts
-    /// have another meaning than [`Options::merge`]; [`Error::Invalid`] for options out of their ranges;
-    /// [`Error::Locked`] if the store is open, in this process (by this path or
-    /// this device) or in another, unless both only read ([`Options::read_only`]). A [`Snapshot`] or [`Cursor`] that
-    /// outlives the last [`Db`] keeps it open. Cost: the whole translation table (some 30 bytes a node) and the log
-    /// are read.
+    /// [`Error::Io`] if there is no file at the path; [`Error::Format`] if it holds no store, or one whose upserts have
+    /// another meaning than [`Options::merge`]; [`Error::Invalid`] for options out of their ranges; [`Error::Locked`]
+    /// if the store is open, in this process (by this path or this device) or in another, unless both only read
+    /// ([`Options::read_only`]). A [`Snapshot`] or [`Cursor`] that outlives the last [`Db`] keeps it open. Cost: the
+    /// whole translation table (some 30 bytes a node) and the log are read.
     pub fn open(medium: impl Medium, options: Options) -> Result<Db> {
         check(&options)?;
         let path = medium.path();

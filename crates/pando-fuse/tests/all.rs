@@ -20,6 +20,7 @@ mod listings;
 mod policies;
 mod polled;
 mod posix;
+mod refused;
 mod ring;
 mod through;
 mod waiting;

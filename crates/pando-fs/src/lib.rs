@@ -142,7 +142,7 @@ pub use check::CheckReport;
 pub use diff::{Aspects, ChangeKind, DiffOptions, FileChange, TreeDiff};
 pub use dir::NamedEntry;
 pub use error::{Error, Result};
-pub use fork::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide};
+pub use fork::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide, OriginFile};
 pub use key_text::{describe_key, name_key, name_piece};
 pub use limits::{BLOCK_SIZE, MAX_FILE_SIZE, MAX_NAME, MAX_SYMLINK};
 pub use merge::FsMerge;

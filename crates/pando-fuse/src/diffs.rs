@@ -1,4 +1,4 @@
-//! Differences that are being sent to tools, and their encoding.
+//! Differences that are being sent to tools, and their encoding; and other long answers in the same way.
 //!
 //! A difference may be as long as two trees, so it is sent in pieces: it belongs to the open file on which it was
 //! requested, each request returns the next piece, and closing the file ends it. A thread of its own computes the
@@ -20,10 +20,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use pando_fs::{Aspects, ChangeKind, FileChange, FileKind, TreeDiff};
+use pando_fs::{Aspects, ChangeKind, FileChange, FileKind, OriginFile, TreeDiff};
 use parking_lot::{Condvar, Mutex};
 
-use crate::ending::{PATIENCE_AT_END, join_within};
+use crate::{
+    content,
+    ending::{PATIENCE_AT_END, join_within},
+};
 
 /// Differences of one user at a time, a count; a further one ends the oldest.
 const MAX_DIFFS_OF_USER: usize = 8;
@@ -94,12 +97,31 @@ pub(crate) struct Diffs {
 impl Diffs {
     /// Begins to tell a difference; false if too many are under way.
     pub(crate) fn begin(&self, uid: u32, on: (u64, u64), diff: TreeDiff) -> bool {
-        let told = DiffProgress::new(FoundBytes::default(), diff.stop());
+        let stop = diff.stop();
+        self.begin_encoded(uid, on, diff.map(|change| Ok(encode(&change?))), stop)
+    }
+
+    /// Begins to tell the content of a file; false if too much is under way.
+    pub(crate) fn begin_content(&self, uid: u32, on: (u64, u64), file: OriginFile) -> bool {
+        let (stop, size) = (file.stop(), file.size());
+        let pieces = file.map(|piece| piece.map(|(at, bytes)| content::encode(at, &bytes)));
+        self.begin_encoded(uid, on, std::iter::once(Ok(content::encode_size(size))).chain(pieces), stop)
+    }
+
+    /// Begins to tell what a thread takes from `all`, which ends when `stop` is set; false if too much is under way.
+    fn begin_encoded(
+        &self,
+        uid: u32,
+        on: (u64, u64),
+        all: impl Iterator<Item = pando_fs::Result<Vec<u8>>> + Send + 'static,
+        stop: Arc<AtomicBool>,
+    ) -> bool {
+        let told = DiffProgress::new(FoundBytes::default(), stop);
         if !self.begin_told(uid, on, told.clone()) {
             return false;
         }
         let thread = std::thread::Builder::new().name("pando-diff".into());
-        match thread.spawn(move || Finds(&told).find(diff)) {
+        match thread.spawn(move || Finds(&told).find(all)) {
             Ok(thread) => {
                 let mut threads = self.threads.lock();
                 threads.retain(|thread| !thread.is_finished());
@@ -241,15 +263,15 @@ impl DiffProgress {
 struct Finds<'a>(&'a DiffProgress);
 
 impl Finds<'_> {
-    fn find(self, mut diff: TreeDiff) {
+    fn find(self, mut all: impl Iterator<Item = pando_fs::Result<Vec<u8>>>) {
         let ended = loop {
-            let change = match diff.next() {
-                Some(Ok(change)) => change,
+            let next = match all.next() {
+                Some(Ok(next)) => next,
                 Some(Err(e)) => break Err(e),
                 None => break Ok(()),
             };
             let mut found = self.0.found.lock();
-            found.bytes.extend(encode(&change));
+            found.bytes.extend(next);
             if found.bytes.len() >= found.wanted {
                 self.0.moved.notify_all();
             }
@@ -259,7 +281,7 @@ impl Finds<'_> {
             self.0.moved.wait_while(&mut found, waits);
         };
         // The snapshot is dropped before the end is sent.
-        drop(diff);
+        drop(all);
         self.0.found.lock().ended = Some(ended);
     }
 }

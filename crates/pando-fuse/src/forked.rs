@@ -1,11 +1,13 @@
 //! What is asked about forks, and what is answered, as bytes.
 //!
-//! A question is three bytes, checked one by one. Answers are pieces of a text, a line for each fork, or for each
-//! thing that a merge does or cannot do. Pure; uses the vocabulary of `pando_fs` and how `asked` writes names.
+//! A question is three bytes, checked one by one, and perhaps a path. Answers are pieces of a text, a line for each
+//! fork, or for each thing that a merge does or cannot do; the content of a file has its own form (`content`). Pure;
+//! uses the vocabulary of `pando_fs` and how `asked` writes names.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
 };
 
 use pando_fs::{
@@ -14,8 +16,11 @@ use pando_fs::{
 
 use crate::asked::{escaped, unescaped};
 
+/// Longest path of [`ForkAsked::Origin`], bytes: with the tokens it has to fit into a request.
+pub const MAX_ORIGIN_PATH_BYTES: usize = 1900;
+
 /// Something that is asked about forks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ForkAsked {
     /// Name those of a directory, or all if it is the root of the file system: those that the caller has made.
     List,
@@ -28,14 +33,20 @@ pub enum ForkAsked {
         /// Report files that moved as removed and added.
         no_renames: bool,
     },
+    /// Tell the content that the file at this path had in its origin.
+    Origin(PathBuf),
     /// Merge it into the other directory that is shown; the answer says what was done.
     Merge(MergeOptions),
 }
 
 impl ForkAsked {
     /// The question as bytes.
-    pub fn encode(&self) -> [u8; 3] {
-        match *self {
+    pub fn encode(&self) -> Vec<u8> {
+        let path = match self {
+            ForkAsked::Origin(path) => path.as_os_str().as_bytes(),
+            _ => b"",
+        };
+        let head = match *self {
             ForkAsked::List => [0, 0, 0],
             ForkAsked::Info => [1, 0, 0],
             ForkAsked::Merge(MergeOptions { dry_run, prefer, text }) => {
@@ -47,12 +58,18 @@ impl ForkAsked {
                 [3, u8::from(dry_run), side | if text { TEXT } else { 0 }]
             }
             ForkAsked::Diff { ranges, no_renames } => [2, u8::from(ranges), u8::from(no_renames)],
-        }
+            ForkAsked::Origin(_) => {
+                let [low, high] = (path.len() as u16).to_le_bytes();
+                [4, low, high]
+            }
+        };
+        [&head[..], path].concat()
     }
 
     /// Decodes a request; more bytes may follow it. `None` if the bytes are no request.
     pub fn decode(bytes: &[u8]) -> Option<ForkAsked> {
-        Some(match bytes.get(..3)? {
+        let (head, rest) = bytes.split_first_chunk::<3>()?;
+        Some(match head {
             [0, 0, 0] => ForkAsked::List,
             [1, 0, 0] => ForkAsked::Info,
             [2, ranges @ 0..=1, no_renames @ 0..=1] => {
@@ -62,6 +79,11 @@ impl ForkAsked {
                 let prefer = [None, Some(MergeSide::Ours), Some(MergeSide::Theirs)];
                 let prefer = *prefer.get(usize::from(side & !TEXT))?;
                 ForkAsked::Merge(MergeOptions { dry_run: *dry_run == 1, prefer, text: side & TEXT != 0 })
+            }
+            [4, low, high] => {
+                let path = rest.get(..usize::from(u16::from_le_bytes([*low, *high])))?;
+                let is_path = (1..=MAX_ORIGIN_PATH_BYTES).contains(&path.len()) && !path.contains(&0);
+                ForkAsked::Origin(is_path.then(|| PathBuf::from(OsStr::from_bytes(path)))?)
             }
             _ => return None,
         })
@@ -166,10 +188,10 @@ mod tests {
         let merge = |dry_run, prefer| ForkAsked::Merge(MergeOptions { dry_run, prefer, text: dry_run });
         let mut all = vec![ForkAsked::List, ForkAsked::Info, diff(true, false), diff(false, true)];
         all.extend([merge(true, None), merge(false, Some(MergeSide::Ours))]);
-        all.push(merge(false, Some(MergeSide::Theirs)));
+        all.extend([merge(false, Some(MergeSide::Theirs)), ForkAsked::Origin("a/b".into())]);
         for asked in all {
-            assert_eq!(ForkAsked::decode(&asked.encode()), Some(asked));
             assert_eq!(ForkAsked::decode(&asked.encode()[..2]), None);
+            assert_eq!(ForkAsked::decode(&asked.encode()), Some(asked));
         }
         for bad in [[9, 0, 0], [0, 1, 0], [2, 2, 0], [2, 0, 2], [3, 0, 3], [3, 0, 8]] {
             assert_eq!(ForkAsked::decode(&bad), None, "{bad:?}");

@@ -22,6 +22,7 @@ mod caller;
 mod changes;
 pub mod client;
 mod coherence;
+mod content;
 pub mod control;
 mod copies;
 mod counters;

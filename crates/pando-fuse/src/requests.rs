@@ -13,7 +13,6 @@ use crate::{
     coherence::MountState,
     control::{self, ControlRequest, Response, Token},
     diffs,
-    forked::{self, ForkAsked},
     interrupts::Stop,
     proof::{LAPSED, ProvenRights},
     quotas::{self, QuotaAsked},
@@ -21,6 +20,7 @@ use crate::{
 };
 
 mod alike;
+mod forks;
 mod mounted;
 mod space;
 
@@ -35,6 +35,11 @@ impl From<pando_fs::Error> for Refusal {
         let text = e.to_string();
         Refusal(Errno::from(e).0, text)
     }
+}
+
+/// Who has sent a request, with the one group that the request names.
+fn caller(c: &Context) -> Caller {
+    Caller { uid: c.uid, gid: c.gid, ..Caller::default() }
 }
 
 type Done = Result<Response, Refusal>;
@@ -218,7 +223,7 @@ impl MountState {
     ) -> Result<u64, Refusal> {
         let (before, after) = (self.shown(c, before)?, self.shown(c, after)?);
         let root = self.sees_all(c, &before);
-        let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+        let caller = caller(c);
         if !root {
             self.may_compare(&before)?;
             self.may_compare(&after)?;
@@ -231,72 +236,6 @@ impl MountState {
         match self.diffs.begin(c.uid, on, diff) {
             true => Ok(unstored),
             false => Err(Refusal(libc::EAGAIN, "too many differences are being told; try again".into())),
-        }
-    }
-
-    /// Begins to answer something about forks.
-    fn begin_fork(
-        &self,
-        c: &Context,
-        on: (u64, u64),
-        (token, into): (&Token, &Token),
-        asked: ForkAsked,
-        stop: &Stop,
-    ) -> Result<u64, Refusal> {
-        let shows = self.shown(c, token)?;
-        let mut unstored = 0;
-        let root = match asked {
-            ForkAsked::Diff { .. } | ForkAsked::Merge(_) => self.sees_all(c, &shows),
-            ForkAsked::List | ForkAsked::Info => self.is_root(c, &shows),
-        };
-        let told = match asked {
-            ForkAsked::Diff { ranges, no_renames } => {
-                if !root {
-                    self.may_enter(&shows)?;
-                }
-                self.write_out_below(shows.source);
-                let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
-                let viewer = (!root).then_some(&caller);
-                unstored = self.unstored_below(shows.source);
-                let options = DiffOptions { ranges, no_renames };
-                self.diffs.begin(c.uid, on, self.fs.diff_fork(viewer, shows.source, options)?)
-            }
-            ForkAsked::List => {
-                let of = Some(shows.source).filter(|ino| *ino != pando_fs::ROOT);
-                let forks = self.fs.forks(of)?;
-                let seen = forks.iter().filter(|fork| root || fork.uid == c.uid);
-                let text: String = seen.map(forked::line).collect();
-                self.diffs.begin_bytes(c.uid, on, text.into())
-            }
-            ForkAsked::Merge(options) => {
-                let to = self.shown(c, into)?;
-                // This shows that the mount may be written to, and the directory by the caller.
-                if !options.dry_run && !to.adds_to_source() {
-                    return Err(pando_fs::Error::Access("merge".into()).into());
-                }
-                self.write_out_below(shows.source);
-                self.write_out_below(to.source);
-                let mounted = self.keep_mounted(c.pid);
-                let all = if options.dry_run { root } else { shows.root && to.root };
-                let owner = (!all).then_some(c.uid);
-                let (told, cache) =
-                    self.fs.merge_unless(owner, shows.source, to.source, options, stop.flag())?;
-                drop(mounted);
-                self.drop_stale(&cache);
-                self.diffs.begin_bytes(c.uid, on, forked::report(&told).into())
-            }
-            ForkAsked::Info => {
-                let info = self.fs.fork_of(shows.source)?;
-                if !root && info.uid != c.uid && self.fs.getattr(shows.source)?.uid != c.uid {
-                    let why = "only its owner, who made it, or root may know what it was made of";
-                    return Err(pando_fs::Error::NotPermitted { name: "fork".into(), why }.into());
-                }
-                self.diffs.begin_bytes(c.uid, on, forked::line(&info).into())
-            }
-        };
-        match told {
-            true => Ok(unstored),
-            false => Err(Refusal(libc::EAGAIN, "too much is being told; try again".into())),
         }
     }
 
@@ -363,7 +302,7 @@ impl MountState {
         let root = self.sees_all(c, shows);
         if !root {
             self.may_enter(shows)?;
-            let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+            let caller = caller(c);
             self.fs.may_see_all(&caller, shows.source)?;
         }
         self.write_out_below(shows.source);
@@ -393,7 +332,7 @@ impl MountState {
         let meant: Vec<_> = all.iter().filter(|info| meant(info.number)).collect();
         if !gone && !self.sees_all(c, shows) {
             self.may_enter(shows)?;
-            let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+            let caller = caller(c);
             let top = self.fs.lookup(shows.source, OsStr::new(".snapshots"))?.ino;
             let may_see = |info: &&SnapshotInfo| {
                 let ino = self.fs.lookup(top, &info.name)?.ino;

@@ -3,6 +3,7 @@
 
 use std::{io::Read, process::Stdio, time::Duration};
 
+use crate::common::Bench;
 use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
@@ -41,6 +42,48 @@ fn a_fork_knows_what_it_changed_and_goes_without_a_trace() {
     assert!(b.ok(&["forks", "m"]).contains(" orphan "));
     b.ok(&["discard", "m/a"]);
     assert_eq!(b.ok(&["forks", "-H", "m"]), "");
+    b.umount();
+    b.ok(&["check", "a.img"]);
+}
+
+/// The origin has no path, so the server tells what was in it.
+#[test]
+fn the_lines_that_a_fork_has_changed_are_shown() {
+    let b = mounted!();
+    b.sh("mkdir -p m/p/src 'm/p/odd'; cd m/p; seq 3000 > src/f; echo same > keep; echo gone > gone
+        printf 'a\\0b' > binary; echo 1 > src/linked; ln src/linked linked; echo x > 'odd/a\nb'
+        truncate -s 20M sparse; echo end >> sparse; seq 9 > old; ln -s keep link");
+    b.ok(&["fork", "m/p", "m/task"]);
+    // What the source becomes is nothing to the fork.
+    b.sh("cd m/p; echo other > src/f; rm gone old; echo 3 > linked");
+    b.sh("cd m/task; sed -i s/^1500$/changed/ src/f; rm gone; echo new > new; printf 'a\\0c' > binary
+        echo 2 > linked; echo y > 'odd/a\nb'; echo more >> sparse; mv old src/moved; echo ten >> src/moved
+        ln -sf new link; chmod 600 keep");
+    let shown = |b: &Bench| b.ok(&["diff", "-u", "m/task"]);
+    let all = shown(&b);
+    let has = |text: &str| assert!(all.contains(text), "{text:?} in {all}");
+    has("--- m/task@origin/src/f\n+++ m/task/src/f\t");
+    has(" 1499\n-1500\n+changed\n 1501\n");
+    has("--- m/task@origin/gone\n+++ /dev/null\t");
+    has("-gone\n");
+    has("--- /dev/null\t");
+    has("+new\n");
+    has("Binary files m/task@origin/binary and m/task/binary differ\n");
+    has("--- m/task@origin/linked\n");
+    has("--- m/task@origin/src/linked\n");
+    has("-1\n+2\n");
+    has("--- \"m/task@origin/odd/a\\nb\"\n");
+    has("rename from old\nrename to src/moved\n--- m/task@origin/old\n+++ m/task/src/moved\t");
+    has("+ten\n");
+    has("Binary files m/task@origin/sparse and m/task/sparse differ\n");
+    for not in ["other", "keep", "link\n", "+3"] {
+        assert!(!all.contains(not), "{not:?} in {all}");
+    }
+    b.sh("rm m/task/sparse m/task/src/moved m/task/'odd/a\nb'");
+    b.ok(&["merge", "--theirs", "m/task", "--into", "m/p"]);
+    assert_eq!(shown(&b), "", "the present state is the origin");
+    b.sh("echo last > m/task/new");
+    assert!(shown(&b).ends_with("-new\n+last\n"));
     b.umount();
     b.ok(&["check", "a.img"]);
 }

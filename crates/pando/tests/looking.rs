@@ -6,6 +6,7 @@
 
 use std::{
     fs::{self, File},
+    io::Seek,
     os::unix::{fs::MetadataExt, process::CommandExt},
     path::Path,
     process::Command,
@@ -79,7 +80,10 @@ fn looker() {
         "compare" => compare(path, Path::new("m/other")),
         "compare after" => compare_after(path, Path::new("m/other")),
         "merge" => merge(Path::new("m/fork"), path, Path::new("m/rw")),
-        other => panic!("no {other}"),
+        other => match other.strip_prefix("origin ") {
+            Some(file) => origin(path, Path::new(file)),
+            None => panic!("no {other}"),
+        },
     };
     match told {
         Ok(told) => println!("\nLOOK ok {told}"),
@@ -133,6 +137,14 @@ fn others_snapshots(of: &Path, elsewhere: &Path) {
         }
     }
     println!("\nLOOK no all were refused");
+}
+
+/// What a file of a fork held when that was made.
+fn origin(fork: &Path, file: &Path) -> Result<String, ControlError> {
+    let mut copy = tempfile::tempfile().unwrap();
+    tool::write_origin(fork, file, &mut copy)?;
+    copy.rewind().unwrap();
+    Ok(std::io::read_to_string(copy).unwrap())
 }
 
 /// Compares two files by descriptors that are for writing only.
@@ -377,6 +389,44 @@ fn what_a_fork_was_made_of_is_told_to_those_who_could_see_it() {
     b.sh(&format!("mkdir m/plain; echo x > m/plain/f; chown -R {ANN} m/plain"));
     fine(&b, ANN, "./pando fork m/plain m/fork2 && echo y > m/fork2/f");
     assert!(fine(&b, BOB, "./pando diff m/fork2").contains("M\tf"));
+}
+
+/// The old content of a file is told to whoever could have read it when the fork was made.
+#[test]
+fn what_files_of_a_fork_held_is_told_to_those_who_could_read_it() {
+    let Some(b) = Bench::shared("looker") else { return };
+    b.sh(&format!(
+        "mkdir -p m/d/closed; cd m/d; for f in open own closed/in; do echo secret > $f; done
+         chown -R {ANN} .; chmod 600 own; chmod 700 closed"
+    ));
+    fine(
+        &b,
+        ANN,
+        "./pando fork m/d m/fork && cd m/fork && chmod 755 closed && chmod 644 own && echo z > open && echo z > own \
+         && echo z > closed/in",
+    );
+    let (done, said) = sh_as(&b, BOB, "./pando diff -u m/fork");
+    assert!(!done && said.matches("-secret").count() == 1, "{said}");
+    // The difference names neither; so they are asked for by name.
+    for (uid, file, may) in [
+        (BOB, "open", true),
+        (BOB, "own", false),
+        (BOB, "closed/in", false),
+        (ANN, "own", true),
+        (ANN, "closed/in", true),
+        (0, "own", true),
+        (0, "closed/in", true),
+        (ANN, "none", false),
+        (ANN, "closed", false),
+        (ANN, "open/in", false),
+        (0, "../d/own", false),
+    ] {
+        let (done, said) = look(&b, uid, &format!("origin {file}"), "m/fork");
+        assert_eq!((done, said.contains("secret")), (may, may), "{file} as {uid}: {said}");
+    }
+    let (done, said) = look(&b, ANN, "origin f", "m/d");
+    assert!(!done && said.contains("not a fork"), "{said}");
+    b.umount();
 }
 
 #[test]

@@ -61,7 +61,7 @@ fn what_is_wrong_is_named() {
         (&["diff", "m/p", "m/q", "f"], 1, "pando: m/q/f: No such file"),
         // A path out of both was compared with itself.
         (&["diff", "m/p", "m/q", "../q"], 1, "PATH is a path in A and in B"),
-        (&["diff", "-u", "m/task"], 1, "-u wants A and B"),
+        (&["diff", "-u", "m/p"], 1, "not a fork"),
         (&["merge", "m/p"], 1, "pando fork makes them"),
         (&["snapshot", "delete", "m/p", ""], 1, "an empty name"),
         (&["snapshot", "keep", "m/p", "s", ""], 1, "an empty name"),

@@ -636,6 +636,7 @@ pub const FORK: Layers = &[
     ("perform", &["bounds", "step", "follow", "apply", "relocate", "change"]),
     ("replay", &["landing", "hidden"]),
     ("works", &[]),
+    ("origin_file", &[]),
     (
         "exchange",
         &["step", "follow", "places", "brought", "landing", "hidden", "apply", "relocate", "replay", "works"],

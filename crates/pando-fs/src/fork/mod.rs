@@ -20,6 +20,7 @@ mod large;
 mod lines;
 mod linked;
 mod merge;
+mod origin_file;
 mod perform;
 mod places;
 mod plan;
@@ -49,6 +50,7 @@ use crate::{
     volume::Fs,
 };
 
+pub use origin_file::OriginFile;
 pub use report::{MergeChange, MergeConflict, MergeKind, MergeOptions, MergeReport, MergeSide};
 
 fn no_fork(name: String) -> Error {

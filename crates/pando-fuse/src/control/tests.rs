@@ -5,6 +5,7 @@ use pando_fs::{NewSnapshot, StoredPolicy};
 use proptest::prelude::*;
 
 use super::*;
+use crate::forked::MAX_ORIGIN_PATH_BYTES;
 
 const TOKEN: Token = Token(*b"0123456789abcdef");
 
@@ -47,6 +48,8 @@ fn requests() -> Vec<ControlRequest> {
             asked: Asked::SetPolicy(Some(StoredPolicy { every_secs: 60, ..StoredPolicy::default() })),
         },
         ControlRequest::Fork { token: TOKEN, into: Token([7; 16]), asked: ForkAsked::List },
+        ControlRequest::Fork { token: TOKEN, into: TOKEN, asked: ForkAsked::Origin("src/a\n\u{e9}".into()) },
+        ControlRequest::Fork { token: TOKEN, into: TOKEN, asked: ForkAsked::Origin("x".repeat(1900).into()) },
     ]
 }
 
@@ -64,6 +67,15 @@ fn names_that_are_no_names_are_refused() {
     for bad in ["", ".", "..", "a/b", "nul\0", &"x".repeat(MAX_NAME_BYTES + 1)] {
         assert_eq!(clone(bad, false).encode(), None, "{bad:?}");
         assert!(!is_plain_name(OsStr::new(bad)), "{bad:?}");
+    }
+}
+
+#[test]
+fn paths_that_are_none_are_refused() {
+    let token = TOKEN;
+    for bad in ["", "nul\0", &"x".repeat(MAX_ORIGIN_PATH_BYTES + 1), &"x".repeat(70_000)] {
+        let asked = ForkAsked::Origin(bad.into());
+        assert_eq!(ControlRequest::Fork { token, into: token, asked }.encode(), None, "{} bytes", bad.len());
     }
 }
 

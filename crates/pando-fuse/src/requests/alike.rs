@@ -2,10 +2,13 @@
 
 use std::path::Path;
 
-use pando_fs::Caller;
-
 use crate::{
-    asked, coherence::MountState, control::Response, interrupts::Stop, proof::ProvenRights, requests::Done,
+    asked,
+    coherence::MountState,
+    control::Response,
+    interrupts::Stop,
+    proof::ProvenRights,
+    requests::{Done, caller},
     transport::Context,
 };
 
@@ -27,7 +30,7 @@ impl MountState {
         if !all {
             self.may_enter(shows)?;
         }
-        let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+        let caller = caller(c);
         let viewer = (!all).then_some(&caller);
         // Two are the least that can be compared.
         let most = (MAX_NAMES / (1 + path.components().count())).clamp(2, MAX_COMPARED_SNAPSHOTS);

@@ -2,13 +2,13 @@
 
 use std::{ffi::OsStr, sync::atomic::Ordering};
 
-use pando_fs::{Caller, SnapshotInfo};
+use pando_fs::SnapshotInfo;
 
 use crate::{
     coherence::MountState,
     control::{self, Token},
     interrupts::Stop,
-    requests::Refusal,
+    requests::{Refusal, caller},
     transport::Context,
 };
 
@@ -28,7 +28,7 @@ impl MountState {
         let mut text = String::new();
         if !self.sees_all(c, &shows) && !all.is_empty() {
             self.may_enter(&shows)?;
-            let caller = Caller { uid: c.uid, gid: c.gid, ..Caller::default() };
+            let caller = caller(c);
             let top = self.fs.lookup(shows.source, OsStr::new(".snapshots"))?.ino;
             all.retain(|info| {
                 let sees = !stop.flag().load(Ordering::Relaxed)

@@ -15,8 +15,9 @@ use rustix::fs::{FileType, Mode, OFlags, fstat, open};
 use crate::{
     asked::Asked,
     client::{self, ControlError},
+    content::ContentDecoder,
     control::ControlRequest,
-    forked::{self, ForkAsked},
+    forked::{self, ForkAsked, MAX_ORIGIN_PATH_BYTES},
     spool::Spool,
     tool::{ask_of_fork, own_dir, show_adding, show_entering, show_root, whole},
 };
@@ -107,6 +108,26 @@ pub fn diff_fork(
     let mut reader = crate::diffs::DiffDecoder::default();
     reader.add(&piece);
     Ok(Differences { source: Source::Server(file), reader, more, unstored })
+}
+
+/// Writes to the empty file `to` what the file at `path` in the fork held when the fork was made, or merged last.
+/// ENOENT if it did not exist, EACCES if the caller could not have read it, ENAMETOOLONG if the path is longer than
+/// [`MAX_ORIGIN_PATH_BYTES`].
+pub fn write_origin(fork: &Path, path: &Path, to: &mut std::fs::File) -> Result<(), ControlError> {
+    if path.as_os_str().len() > MAX_ORIGIN_PATH_BYTES {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG).into());
+    }
+    let asked = || ask_of_fork(fork, ForkAsked::Origin(path.to_owned()));
+    let (dir, mut piece, mut more, _) = unless_stopped(&|| true, asked)?;
+    let mut content = ContentDecoder::default();
+    loop {
+        content.add(&piece, to)?;
+        if !more {
+            break;
+        }
+        (piece, more) = client::piece(dir.as_fd(), &ControlRequest::DiffNext)?;
+    }
+    Ok(to.set_len(content.end()?)?)
 }
 
 /// Opens a file or directory to be compared. A descriptor of anything else does not lead to the mount.

@@ -1,9 +1,10 @@
 //! `pando diff`: what differs between two trees, or two files, of one file system.
 
 use std::{
-    ffi::OsStr,
-    io::{self, BufWriter, Write},
-    os::unix::ffi::OsStrExt,
+    ffi::{OsStr, OsString},
+    fs::File,
+    io::{self, BufWriter, Seek, Write},
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Component, Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -35,7 +36,7 @@ exists is meant itself. Only what differs is read. A line is printed for each di
      attributes
   R  renamed or moved in B: OLD -> NEW (by file number); it may also differ
 If only A is given, it must be a fork (pando fork --help): it is compared with what it was when it was
-made, or merged last.
+made, or merged last; -u calls that A@origin.
 Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and
 control characters and backslashes of names are written as \\ooo. Directories that you may not
 list, if something differs in them, and files that you may not read, if they were changed, are
@@ -49,7 +50,7 @@ Examples: pando diff /mnt/grove/project@before /mnt/grove/project
           pando diff -u /mnt/grove/notes.txt@monday /mnt/grove/notes.txt
           pando diff --stat /mnt/grove/project /mnt/grove/experiment
           pando diff -u /mnt/grove/project /mnt/grove/experiment src
-          pando diff --stat /mnt/grove/task
+          pando diff -u /mnt/grove/task
           pando diff --name-only project fork | head
           pando diff --json grove.img:/project grove.img:/experiment"
 )]
@@ -113,10 +114,17 @@ struct Sums {
     bytes: u64,
 }
 
+/// Where the first of the two is.
+enum Before {
+    At(PathBuf),
+    /// It is what this fork was at first, which has no path.
+    OriginOf(PathBuf),
+}
+
 /// Where differences are written.
 struct DiffPrinter<'a> {
     args: &'a Args,
-    before: PathBuf,
+    before: Before,
     after: PathBuf,
     out: BufWriter<io::Stdout>,
     sums: Sums,
@@ -146,7 +154,7 @@ pub fn run(args: &Args) -> Result<()> {
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
     let mut printer = DiffPrinter {
         args,
-        before: before.clone(),
+        before: Before::At(before.clone()),
         after: after.clone(),
         out: BufWriter::new(io::stdout()),
         sums: Sums::default(),
@@ -191,11 +199,8 @@ fn of_fork(args: &Args) -> Result<()> {
     if offline::place(fork).is_some() {
         bail!("{}: give A and B; what a fork has changed is shown in a mounted file system", fork.display());
     }
-    if args.unified {
-        bail!("-u wants A and B: what the fork {} was at first is nowhere to be seen", fork.display());
-    }
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
-    let (before, after) = (fork.clone(), fork.clone());
+    let (before, after) = (Before::OriginOf(fork.clone()), fork.clone());
     let out = BufWriter::new(io::stdout());
     let mut printer =
         DiffPrinter { args, before, after, out, sums: Sums::default(), unreadable: 0, failed: 0 };
@@ -275,6 +280,21 @@ pub fn bytes(change: &FileChange) -> u64 {
     }
 }
 
+/// The file on the side on which there is none.
+const NOTHING: &str = "/dev/null";
+
+/// A file as it was before.
+enum OldFile {
+    At(PathBuf),
+    /// It has no path: a copy, without a name as well, and what the system's diff is to call it.
+    Copied(File, OsString),
+}
+
+/// A path in one of the two, which may be that itself.
+fn below(top: &Path, path: &OsStr) -> PathBuf {
+    if path.is_empty() { top.to_owned() } else { top.join(path) }
+}
+
 impl DiffPrinter<'_> {
     /// Prints a difference; false if the reader of the output has gone.
     fn print(&mut self, change: &FileChange) -> Result<bool> {
@@ -350,18 +370,26 @@ impl DiffPrinter<'_> {
         if change.file != FileKind::Regular {
             return Ok(());
         }
-        let nothing = Path::new("/dev/null");
-        let at = |top: &Path, path: &OsStr| if path.is_empty() { top.to_owned() } else { top.join(path) };
-        let old = at(&self.before, change.from.as_deref().unwrap_or(&change.path));
-        let new = at(&self.after, &change.path);
-        let (old, new) = match change.kind {
-            ChangeKind::Added => (nothing, &*new),
-            ChangeKind::Removed => (&*old, nothing),
-            _ if !change.aspects.contains(Aspects::CONTENT) => return Ok(()),
-            _ => (&*old, &*new),
+        if change.kind != ChangeKind::Added
+            && change.kind != ChangeKind::Removed
+            && !change.aspects.contains(Aspects::CONTENT)
+        {
+            return Ok(());
+        }
+        let old_path = change.from.as_deref().unwrap_or(&change.path);
+        let Some(old) = self.old(change.kind, old_path)? else { return Ok(()) };
+        let new = match change.kind {
+            ChangeKind::Removed => PathBuf::from(NOTHING),
+            _ => below(&self.after, &change.path),
         };
         self.out.flush()?;
-        let diff = Command::new("diff").arg("-u").arg("--").args([old, new]).stderr(Stdio::piped()).spawn();
+        let mut diff = Command::new("diff");
+        diff.arg("-u");
+        match old {
+            OldFile::At(old) => diff.arg("--").arg(old),
+            OldFile::Copied(copy, label) => diff.arg("-L").arg(label).args(["--", "-"]).stdin(copy),
+        };
+        let diff = diff.arg(new).stderr(Stdio::piped()).spawn();
         let ended = diff.and_then(Child::wait_with_output).context("the system's diff")?;
         // Where that cannot be said, the exit code says it.
         let _ = io::stderr().write_all(&ended.stderr);
@@ -374,6 +402,28 @@ impl DiffPrinter<'_> {
             _ => self.failed += 1,
         }
         Ok(())
+    }
+
+    /// What a file was before, where the system's diff can read it. `None` if it cannot be read; the reason is printed.
+    fn old(&mut self, kind: ChangeKind, path: &OsStr) -> Result<Option<OldFile>> {
+        let fork = match &self.before {
+            _ if kind == ChangeKind::Added => return Ok(Some(OldFile::At(NOTHING.into()))),
+            Before::At(top) => return Ok(Some(OldFile::At(below(top, path)))),
+            Before::OriginOf(fork) => fork,
+        };
+        let mut copy = tempfile::tempfile().context("a temporary file")?;
+        let label = [fork.as_os_str(), OsStr::new("@origin/"), path].join(OsStr::new(""));
+        match tool::write_origin(fork, Path::new(path), &mut copy) {
+            Ok(()) => {
+                copy.rewind().context("a temporary file")?;
+                Ok(Some(OldFile::Copied(copy, OsString::from_vec(quoted(&label)))))
+            }
+            Err(e) => {
+                crate::exit::tell!("pando: {}: {e}", field(&label));
+                self.failed += 1;
+                Ok(None)
+            }
+        }
     }
 
     fn finish(mut self) -> Result<()> {

@@ -1,0 +1,111 @@
+//! Files as they were in the origin of a fork.
+//!
+//! No directory has an entry for an origin, so the kernel has no inodes of one, and need not be told when a merge
+//! replaces it. Who compares lines reads the old content here. Guarantees: it is that of one moment; the caller gets
+//! nothing that it could not have read by walking to the file with its own rights, when the fork was made.
+
+use std::{
+    path::{Component, Path},
+    sync::{Arc, atomic::AtomicBool},
+};
+
+use bytes::Bytes;
+use pando_db::Cursor;
+
+use crate::{
+    diff::side::go_on,
+    error::{Error, Result},
+    limits::BLOCK_SIZE,
+    path,
+    types::{Caller, FileKind, Ino},
+    volume::Fs,
+};
+
+/// The content of a file in the origin of a fork, as an iterator over what is stored of it: where it begins in the
+/// file, in bytes, and the bytes, which do not reach beyond the end of the file. What lies between is zeros. In order.
+/// Holds a frozen state of the file system.
+pub struct OriginFile {
+    blocks: Cursor,
+    /// Prefix of its data.
+    data: Bytes,
+    size: u64,
+    stop: Arc<AtomicBool>,
+}
+
+impl OriginFile {
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// What ends it when it is set: the next piece is an error then (EINTR).
+    pub fn stop(&self) -> Arc<AtomicBool> {
+        self.stop.clone()
+    }
+}
+
+impl Iterator for OriginFile {
+    type Item = Result<(u64, Bytes)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let impossible = Error::Damaged { what: "file data".into(), detail: "impossible block key" };
+        loop {
+            let (key, mut bytes) =
+                match go_on(&self.stop).and_then(|()| Ok(self.blocks.next().transpose()?)) {
+                    Ok(pair) => pair?,
+                    Err(e) => return Some(Err(e)),
+                };
+            let Some(block) = path::block_of(&self.data, &key) else { return Some(Err(impossible)) };
+            let start = block.saturating_mul(BLOCK_SIZE);
+            bytes.truncate(self.size.saturating_sub(start).min(BLOCK_SIZE) as usize);
+            if !bytes.is_empty() {
+                return Some(Ok((start, bytes)));
+            }
+        }
+    }
+}
+
+impl Fs {
+    /// The file at `path`, from its top, as it was in the origin of the directory `fork`. ENOENT if there was none,
+    /// EINVAL if it was no regular file; EACCES if `viewer` may not walk to it, or read it. Symbolic links are not
+    /// followed.
+    ///
+    /// Cost: a point query for each name; then the blocks of the file, as they are asked for.
+    pub fn origin_file(&self, viewer: Option<&Caller>, fork: Ino, path: &Path) -> Result<OriginFile> {
+        let dir = self.dir(fork)?;
+        let mut side = self.with_attempts(|_| self.sides_of_fork(viewer, &dir))?.0;
+        let shown = || path.display().to_string();
+        let mut names = Vec::new();
+        for part in path.components() {
+            match part {
+                Component::Normal(name) => names.push(path::check_name(name)?),
+                _ => return Err(Error::Invalid("a path of plain names, from the fork".into())),
+            }
+        }
+        let Some((name, dirs)) = names.split_last() else {
+            return Err(Error::Invalid("the path of a file, from the fork".into()));
+        };
+        let mut inside = Vec::new();
+        for name in dirs {
+            path::enter(&mut inside, name)?;
+        }
+        match side.level(&inside)? {
+            None => return Err(Error::NotFound(shown())),
+            Some(level) if !level.sees => return Err(Error::Access(shown())),
+            Some(_) => {}
+        }
+        let entry = path::entry(&inside, name)?;
+        let value = side.value(&entry)?.ok_or_else(|| Error::NotFound(shown()))?;
+        let found = side.found(&entry, &value)?;
+        if found.record.kind != FileKind::Regular {
+            return Err(Error::Invalid(format!("{}: not a regular file", shown())));
+        }
+        if !side.may_read(&found) {
+            return Err(Error::Access(shown()));
+        }
+        let blocks =
+            side.view.range(&path::block(&found.data, 0), Some(&path::block(&found.data, path::MAP)));
+        let (data, size) = (found.data, found.record.size);
+        Ok(OriginFile { blocks: blocks.take_all(), data, size, stop: Arc::default() })
+    }
+}

@@ -209,7 +209,22 @@ impl Fs {
         if open.as_ref().is_some_and(|o| o.flags & O_ACCMODE == O_WRONLY) {
             return Err(Error::BadHandle(fh.0));
         }
-        let at = self.hold(&inode, false)?;
+        let bytes = self.read_at(&inode, open.as_deref(), offset, size)?;
+        if !bytes.is_empty() {
+            self.accessed(&inode);
+        }
+        Ok(bytes)
+    }
+
+    /// As [`Fs::read`], without an open file, and not as an access to the file: for a kernel that completes a page of
+    /// which a program has written a part.
+    pub fn read_rest_of_page(&self, ino: Ino, offset: u64, size: u32) -> Result<Bytes> {
+        let (inode, _) = self.file(FileHandle(0), ino)?;
+        self.read_at(&inode, None, offset, size)
+    }
+
+    fn read_at(&self, inode: &InodeRef, open: Option<&OpenFile>, offset: u64, size: u32) -> Result<Bytes> {
+        let at = self.hold(inode, false)?;
         let end = inode.peek(|s| s.record.size).min(offset.saturating_add(size.into()));
         if offset >= end {
             return Ok(Bytes::new());
@@ -217,7 +232,7 @@ impl Fs {
         let (first, last) = (offset / BLOCK_SIZE, (end - 1) / BLOCK_SIZE);
         let view = self.view(&at.data, first, last);
         let data = at.data.clone();
-        if let Some(open) = &open {
+        if let Some(open) = open {
             let size = inode.peek(|s| s.record.size);
             let whole = open.stream.note(offset..end, size, |next| {
                 let (first, last) = (next.start / BLOCK_SIZE, (next.end - 1) / BLOCK_SIZE);
@@ -228,9 +243,7 @@ impl Fs {
             }
         }
         drop(at);
-        let bytes = view.bytes(&data, offset, end)?;
-        self.accessed(&inode);
-        Ok(bytes)
+        view.bytes(&data, offset, end)
     }
 
     /// A file has been read whole, in order: has read ahead what lies behind it, if its neighbours were as well.

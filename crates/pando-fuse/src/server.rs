@@ -350,11 +350,12 @@ impl Handler for Server {
             self.shared.pages_asked_for(ino, offset, size);
         }
         self.shared.openers.read(handle);
-        let read = |handle| self.fs().read(FileHandle(handle), ino, offset, size).map_err(Errno::from);
         let shredded = self.shared.caches.read(ino, offset, size);
-        let outcome = match read(handle) {
+        let outcome = match self.fs().read(FileHandle(handle), ino, offset, size).map_err(Errno::from) {
             // To keep a part of a page that was written, the kernel reads the rest, by the handle of the write.
-            Err(Errno(libc::EBADF)) if self.shared.caches.writeback() => read(0),
+            Err(Errno(libc::EBADF)) if self.shared.caches.writeback() => {
+                self.fs().read_rest_of_page(ino, offset, size).map_err(Errno::from)
+            }
             other => other,
         };
         match shredded {

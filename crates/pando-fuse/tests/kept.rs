@@ -531,6 +531,26 @@ fn a_direct_write_that_does_not_fit_is_told_why() {
     }
 }
 
+/// To complete a page of which a part was written, the kernel reads it: no program has read the file by that.
+#[test]
+fn a_write_of_a_part_of_a_page_is_no_access() {
+    let Some(mut w) = kept() else { return };
+    let path = cold_file(&mut w, 20_000);
+    let accessed = || fs::metadata(&path).map(|m| (m.atime(), m.atime_nsec())).unwrap();
+    let before = accessed();
+    let reads = w.requests(Kind::Read);
+    let file = OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(b"x", 100).unwrap();
+    file.sync_all().unwrap();
+    assert!(w.requests(Kind::Read) > reads, "vacuous: the kernel had the page");
+    drop(file);
+    assert_eq!(accessed(), before);
+    // Somebody does read it.
+    w.remount();
+    assert_eq!(fs::read(&path).unwrap()[100], b'x');
+    assert!(accessed() > before);
+}
+
 /// A capability that a file gets while the kernel keeps what was written to it before is not taken away by that.
 #[test]
 fn a_capability_stays_when_older_pages_are_written_out() {

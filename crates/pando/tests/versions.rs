@@ -1,7 +1,9 @@
 //! `pando log` and `pando restore-file` as a user has them.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
-use crate::common::Bench;
+use std::{ffi::OsStr, os::unix::ffi::OsStrExt, path::Path, process::Command};
+
+use crate::common::{Bench, text};
 
 /// What `pando log` tells: the change, and the snapshot or "now".
 fn log(b: &Bench, path: &str) -> Vec<(String, String)> {
@@ -302,4 +304,38 @@ fn a_log_of_many_snapshots_takes_few_requests_for_those_that_changed_nothing() {
     let lines = log(&b, "m/p/src/deep/f");
     assert_eq!(lines[lines.len() - 2..], pairs(&[("M", "linked"), ("M", "linked2")]));
     assert_eq!(log(&b, "m/p/src/deep").last().unwrap().1, "linked2");
+}
+
+/// A name that is no text is found by its bytes, in every line.
+#[test]
+fn names_that_are_no_text_are_told_as_bytes_too() {
+    let b = mounted!();
+    let name = |bytes: &[u8]| OsStr::from_bytes(bytes).to_owned();
+    let dir = Path::new("m").join(name(b"a\xff"));
+    std::fs::create_dir(b.path("m").join(name(b"a\xff"))).unwrap();
+    std::fs::write(b.path("").join(&dir).join("f"), "x").unwrap();
+    let told = |command: &mut Command| {
+        let out = command.output().unwrap();
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        out.stdout
+    };
+    told(b.command(&["snapshot", "create"]).arg(&dir).arg("s"));
+    let log = told(b.command(&["log", "--json"]).arg(dir.join("f")));
+    let log: serde_json::Value = serde_json::from_slice(&log).unwrap();
+    let line = &log["changes"][0];
+    assert_eq!((&line["change"], &line["snapshot"]), (&"+".into(), &"s".into()));
+    assert!(line["snapshot_hex"].is_null() && log["path_hex"].is_string(), "{log}");
+    let hex = |field: &str| line[field].as_str().unwrap_or_else(|| panic!("no {field} in {line}"));
+    assert!(
+        hex("dir_hex").ends_with("2f61ff") && hex("path_hex").ends_with("61ff2f2e736e617073686f74732f732f66"),
+        "{line}"
+    );
+    b.umount();
+    let image = name(b"i\xff.img");
+    std::fs::rename(b.path("a.img"), b.path("").join(&image)).unwrap();
+    let info = told(b.command(&["info", "--json"]).arg(&image));
+    let info: serde_json::Value = serde_json::from_slice(&info).unwrap();
+    assert!(info["image_hex"].as_str().unwrap().ends_with("69ff2e696d67"), "{info}");
+    let made = std::time::Duration::from_secs(info["created_seconds"].as_u64().unwrap());
+    assert!(made.as_secs() > 1_700_000_000 && std::time::UNIX_EPOCH + made <= std::time::SystemTime::now());
 }

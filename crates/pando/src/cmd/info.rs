@@ -19,6 +19,8 @@ use crate::{
     uuid,
 };
 
+const NANOS_OF_SECOND: u64 = 1_000_000_000;
+
 /// Show label, UUID, sizes and state of an image, mounted or not
 #[derive(clap::Args)]
 #[command(
@@ -45,6 +47,8 @@ pub struct Args {
 struct Info {
     version: u32,
     image: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    image_hex: Option<String>,
     label: String,
     uuid: String,
     /// Bytes.
@@ -53,6 +57,7 @@ struct Info {
     log_size: u64,
     /// RFC 3339, in UTC.
     created: String,
+    created_seconds: u64,
     /// `mounted`, `closed`, or `open`: in use elsewhere, or not closed in order.
     state: &'static str,
     mounted_on: Vec<String>,
@@ -80,12 +85,14 @@ pub fn run(args: &Args) -> Result<()> {
     let info = Info {
         version: VERSION,
         image: image.display().to_string(),
+        image_hex: super::hex_unless_text(&image),
         label,
         uuid: uuid::show(&identity.uuid),
         size: identity.size,
         node_size: identity.node_size.into(),
         log_size: identity.log_size,
         created: date(identity.created_nanos),
+        created_seconds: identity.created_nanos / NANOS_OF_SECOND,
         state: match (mounted, identity.clean) {
             (true, _) => "mounted",
             (_, true) => "closed",
@@ -123,7 +130,7 @@ fn label_inside(image: &Path) -> Option<String> {
 
 /// Nanoseconds since 1970 as a date and time of day, UTC.
 fn date(nanos: u64) -> String {
-    let second = i64::try_from(nanos / 1_000_000_000).unwrap_or(0);
+    let second = i64::try_from(nanos / NANOS_OF_SECOND).unwrap_or(0);
     jiff::Timestamp::from_second(second).map_or_else(|_| second.to_string(), |time| time.to_string())
 }
 

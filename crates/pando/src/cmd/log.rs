@@ -97,7 +97,11 @@ struct LogLine {
     created: Option<String>,
     created_seconds: Option<i64>,
     snapshot: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot_hex: Option<String>,
     dir: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dir_hex: Option<String>,
     path: super::ReportName,
     #[serde(skip_serializing_if = "Option::is_none")]
     path_hex: Option<String>,
@@ -191,12 +195,15 @@ fn changes(moments: &[Moment], alike: &[bool], now: &Path) -> Result<Vec<LogLine
             (Some((path, old)), Some(new)) => differ((path, old), (&moment.path, new))?.then_some("M"),
         };
         if let Some(change) = change {
+            let of_snapshot = moment.taken.is_some().then_some(moment);
             lines.push(LogLine {
                 change,
                 created: moment.taken.map(|time| time.to_utc()),
                 created_seconds: moment.taken.map(|time| time.secs),
-                snapshot: moment.taken.is_some().then(|| moment.name.clone()),
-                dir: moment.taken.is_some().then(|| moment.dir.to_string_lossy().into_owned()),
+                snapshot: of_snapshot.map(|moment| moment.name.clone()),
+                snapshot_hex: of_snapshot.and_then(|moment| super::hex_unless_text(&moment.named)),
+                dir: of_snapshot.map(|moment| moment.dir.to_string_lossy().into_owned()),
+                dir_hex: of_snapshot.and_then(|moment| super::hex_unless_text(&moment.dir)),
                 path: moment.path.clone().into(),
                 path_hex: super::hex_unless_text(&moment.path),
                 size: found.as_ref().filter(|found| found.is_file()).map(MetadataExt::size),

@@ -80,7 +80,7 @@ pub(super) fn tree(root: Node, references: u32) -> Tree {
 }
 
 /// A tree of these nodes, each with so many references.
-fn tree_of(nodes: impl IntoIterator<Item = (NodeId, u32, Node)>) -> Tree {
+pub(super) fn tree_of(nodes: impl IntoIterator<Item = (NodeId, u32, Node)>) -> Tree {
     let mut table = Table::default();
     for (id, count, node) in nodes {
         let (height, longest, loc) = (node.height, Longest::UNKNOWN, Loc::Dirty(Arc::new(node)));

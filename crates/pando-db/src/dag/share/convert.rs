@@ -140,3 +140,55 @@ impl Edit<'_> {
         Ok(edge)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::{
+        dag::{
+            edit::Context,
+            tests::{ROOT, edge, interior, leaf, pager, ranges, tree_of},
+            tree::Limits,
+        },
+        merge::PatchMerge,
+    };
+
+    /// Two edges to one leaf have an empty edge between them, over which a Goto may rest. When something else is
+    /// converted, the three become one edge; the Goto would rest above a child that is lower than its target.
+    #[test]
+    fn a_goto_whose_edge_is_joined_to_a_lower_child_is_converted_as_well() {
+        let (low, target, below, gone) = (2, 3, 4, 5);
+        let edges = || {
+            let of = |lo, child| edge(lo, child, vec![]);
+            vec![of("", Some(low)), of("d", None), of("m", Some(low)), of("t", Some(gone)), of("u", None)]
+        };
+        let tree = tree_of([
+            (ROOT, 1, interior(3, edges())),
+            (low, 2, leaf("", "", &["n"])),
+            (target, 1, interior(1, vec![edge("", Some(below), vec![])])),
+            (below, 1, leaf("", "", &["e1"])),
+            (gone, 1, leaf("t", "u", &["t1"])),
+        ]);
+        let (pager, next, handled) = (pager(), AtomicU64::new(10), AtomicU64::new(0));
+        let limits = Limits::new(4096, None);
+        let cx = Context { pager: &pager, merge: &PatchMerge, limits, next_id: &next, handled: &handled };
+        let convert = |what: &[(&str, &str, Option<u64>)]| {
+            let edit = Edit::new(&cx, &tree);
+            let mut node = interior(3, edges());
+            let resting = edit.convert_ranges(&mut node, ranges(what).ranges.to_vec()).unwrap();
+            edit.finish();
+            let shown = |edge: &Edge| (edge.lo.clone(), edge.child.as_ref().map(|child| child.id));
+            (resting.len(), node.edges().iter().map(shown).collect::<Vec<_>>())
+        };
+        let goto = ("e", "f", Some(target));
+        let (resting, seen) = convert(&[goto]);
+        assert_eq!((resting, seen.len()), (1, 5), "vacuous: nothing rests at an empty edge");
+        let (resting, seen) = convert(&[goto, ("t", "u", None)]);
+        let expected =
+            [("", None), ("e", Some(target)), ("f", Some(low)), ("t", None)].map(|(lo, id)| (lo.into(), id));
+        assert_eq!((resting, &seen[..]), (0, &expected[..]));
+    }
+}

@@ -13,9 +13,9 @@ use std::{
 };
 
 use super::common::{
-    World, check_keys,
+    EINTR, ENOENT, ESTALE, World, check_keys, errno,
     merged::{conflicts, expect},
-    options,
+    noise, options,
     seeds::{is_replay, seeds_for},
     trees::{Node, Rng, picture, read, step},
 };
@@ -135,6 +135,48 @@ fn a_file_that_gets_the_forks_content_has_the_time_of_the_merge() {
     assert_eq!(changed.mtime, changed.ctime);
     assert_eq!(w.attr("/s/added").mtime.secs, 1000, "what is new keeps the time that it has in the fork");
     assert_eq!((w.attr("/s/kept").mtime.secs, w.attr("/s/kept").perm), (1000, 0o600), "its content stays");
+}
+
+/// Somebody who compares a fork with its origin, file by file, must not go on with another origin.
+#[test]
+fn what_a_file_of_the_origin_held_is_told_of_that_origin_only() {
+    let w = World::new();
+    w.mkdir("/s");
+    let old = noise(7, 40_000);
+    w.put("/s/f", &old);
+    w.put("/s/gone", b"gone");
+    w.truncate("/s/f", 1 << 20).unwrap();
+    w.write_at("/s/f", 600_000, b"island").unwrap();
+    w.fork("/s", "/f");
+    w.put("/f/f", b"new");
+    w.unlink("/f/gone").unwrap();
+    let number = || w.on("/f", |fork| w.fs.fork_of(fork.ino)).unwrap().number;
+    let file_of = |number: u32, path: &str| {
+        w.on("/f", |fork| w.fs.origin_file(None, (fork.ino, number), Path::new(path)))
+    };
+    let held = |number: u32, path: &str| -> Result<Vec<u8>> {
+        let file = file_of(number, path)?;
+        let mut out = vec![0; file.size() as usize];
+        for piece in file {
+            let (at, bytes) = piece?;
+            out[at as usize..][..bytes.len()].copy_from_slice(&bytes);
+        }
+        Ok(out)
+    };
+    let mut expected = old;
+    expected.resize(1 << 20, 0);
+    expected[600_000..600_006].copy_from_slice(b"island");
+    let first = number();
+    assert_eq!(held(first, "gone").unwrap(), b"gone");
+    assert!(held(first, "f").unwrap() == expected);
+    assert_eq!(errno(held(first, "none")), ENOENT);
+    let begun = file_of(first, "gone").unwrap();
+    assert!(w.merge("/f", "/s", MergeOptions::default()).unwrap().merged);
+    assert_eq!(errno(held(first, "f")), ESTALE);
+    assert_eq!(held(number(), "f").unwrap(), b"new");
+    // One that had begun ends as it was, and ends early when that is wanted.
+    begun.stop().store(true, Ordering::Relaxed);
+    assert_eq!(errno(begun.collect::<Result<Vec<_>>>()), EINTR);
 }
 
 #[test]

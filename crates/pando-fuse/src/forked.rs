@@ -1,8 +1,8 @@
 //! What is asked about forks, and what is answered, as bytes.
 //!
-//! A question is three bytes, checked one by one, and perhaps a path. Answers are pieces of a text, a line for each
-//! fork, or for each thing that a merge does or cannot do; the content of a file has its own form (`content`). Pure;
-//! uses the vocabulary of `pando_fs` and how `asked` writes names.
+//! A question is three bytes, checked one by one, and perhaps a number and a path. Answers are pieces of a text, a line
+//! for each fork, or for each thing that a merge does or cannot do; the content of a file has its own form (`content`).
+//! Pure; uses the vocabulary of `pando_fs` and how `asked` writes names.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -33,8 +33,8 @@ pub enum ForkAsked {
         /// Report files that moved as removed and added.
         no_renames: bool,
     },
-    /// Tell the content that the file at this path had in its origin.
-    Origin(PathBuf),
+    /// Tell the content that the file at this path had in its origin, if it still is the fork with this number.
+    Origin(u32, PathBuf),
     /// Merge it into the other directory that is shown; the answer says what was done.
     Merge(MergeOptions),
 }
@@ -42,9 +42,9 @@ pub enum ForkAsked {
 impl ForkAsked {
     /// The question as bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let path = match self {
-            ForkAsked::Origin(path) => path.as_os_str().as_bytes(),
-            _ => b"",
+        let (number, path) = match self {
+            ForkAsked::Origin(number, path) => (&number.to_le_bytes()[..], path.as_os_str().as_bytes()),
+            _ => (&b""[..], &b""[..]),
         };
         let head = match *self {
             ForkAsked::List => [0, 0, 0],
@@ -58,12 +58,12 @@ impl ForkAsked {
                 [3, u8::from(dry_run), side | if text { TEXT } else { 0 }]
             }
             ForkAsked::Diff { ranges, no_renames } => [2, u8::from(ranges), u8::from(no_renames)],
-            ForkAsked::Origin(_) => {
+            ForkAsked::Origin(..) => {
                 let [low, high] = (path.len() as u16).to_le_bytes();
                 [4, low, high]
             }
         };
-        [&head[..], path].concat()
+        [&head[..], number, path].concat()
     }
 
     /// Decodes a request; more bytes may follow it. `None` if the bytes are no request.
@@ -81,9 +81,11 @@ impl ForkAsked {
                 ForkAsked::Merge(MergeOptions { dry_run: *dry_run == 1, prefer, text: side & TEXT != 0 })
             }
             [4, low, high] => {
+                let (number, rest) = rest.split_first_chunk::<4>()?;
                 let path = rest.get(..usize::from(u16::from_le_bytes([*low, *high])))?;
                 let is_path = (1..=MAX_ORIGIN_PATH_BYTES).contains(&path.len()) && !path.contains(&0);
-                ForkAsked::Origin(is_path.then(|| PathBuf::from(OsStr::from_bytes(path)))?)
+                let path = is_path.then(|| PathBuf::from(OsStr::from_bytes(path)))?;
+                ForkAsked::Origin(u32::from_le_bytes(*number), path)
             }
             _ => return None,
         })
@@ -188,7 +190,7 @@ mod tests {
         let merge = |dry_run, prefer| ForkAsked::Merge(MergeOptions { dry_run, prefer, text: dry_run });
         let mut all = vec![ForkAsked::List, ForkAsked::Info, diff(true, false), diff(false, true)];
         all.extend([merge(true, None), merge(false, Some(MergeSide::Ours))]);
-        all.extend([merge(false, Some(MergeSide::Theirs)), ForkAsked::Origin("a/b".into())]);
+        all.extend([merge(false, Some(MergeSide::Theirs)), ForkAsked::Origin(7, "a/b".into())]);
         for asked in all {
             assert_eq!(ForkAsked::decode(&asked.encode()[..2]), None);
             assert_eq!(ForkAsked::decode(&asked.encode()), Some(asked));

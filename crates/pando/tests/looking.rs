@@ -142,7 +142,9 @@ fn others_snapshots(of: &Path, elsewhere: &Path) {
 /// What a file of a fork held when that was made.
 fn origin(fork: &Path, file: &Path) -> Result<String, ControlError> {
     let mut copy = tempfile::tempfile().unwrap();
-    tool::write_origin(fork, file, &mut copy)?;
+    // Others are not told the number, which is small.
+    let number = tool::fork_of(fork).map_or(1, |info| info.number);
+    tool::write_origin((fork, number), file, &mut copy)?;
     copy.rewind().unwrap();
     Ok(std::io::read_to_string(copy).unwrap())
 }
@@ -406,10 +408,11 @@ fn what_files_of_a_fork_held_is_told_to_those_who_could_read_it() {
          && echo z > closed/in",
     );
     let (done, said) = sh_as(&b, BOB, "./pando diff -u m/fork");
-    assert!(!done && said.matches("-secret").count() == 1, "{said}");
-    // The difference names neither; so they are asked for by name.
+    assert!(!done && !said.contains("secret") && said.contains("only its owner"), "{said}");
+    assert!(fine(&b, ANN, "./pando diff -u m/fork").matches("-secret").count() == 3);
+    // What the difference does not name can be asked for by name.
     for (uid, file, may) in [
-        (BOB, "open", true),
+        (BOB, "open", false),
         (BOB, "own", false),
         (BOB, "closed/in", false),
         (ANN, "own", true),
@@ -423,6 +426,13 @@ fn what_files_of_a_fork_held_is_told_to_those_who_could_read_it() {
     ] {
         let (done, said) = look(&b, uid, &format!("origin {file}"), "m/fork");
         assert_eq!((done, said.contains("secret")), (may, may), "{file} as {uid}: {said}");
+    }
+    // The fork is Bob's now; what it was made of is not, nor are names in it.
+    b.sh(&format!("chown {BOB} m/fork"));
+    assert!(look(&b, BOB, "origin open", "m/fork").0);
+    for file in ["own", "closed/in", "closed/no/x"] {
+        let (done, said) = look(&b, BOB, &format!("origin {file}"), "m/fork");
+        assert!(!done && said.contains("errno: 13"), "{file}: {said}");
     }
     let (done, said) = look(&b, ANN, "origin f", "m/d");
     assert!(!done && said.contains("not a fork"), "{said}");

@@ -113,12 +113,12 @@ impl Fs {
     /// may not read the first state of the fork.
     pub fn diff_fork(&self, viewer: Option<&Caller>, fork: Ino, options: DiffOptions) -> Result<TreeDiff> {
         let dir = self.dir(fork)?;
-        let (before, after) = self.with_attempts(|_| self.sides_of_fork(viewer, &dir))?;
+        let (_, before, after) = self.with_attempts(|_| self.sides_of_fork(viewer, &dir))?;
         Ok(TreeDiff::new(before, after, options, true, self.has_links()))
     }
 
-    /// Its origin and itself, of one moment.
-    fn sides_of_fork(&self, viewer: Option<&Caller>, dir: &InodeRef) -> Result<(Side, Side), Obstacle> {
+    /// Its record, its origin and itself, of one moment.
+    fn sides_of_fork(&self, viewer: Option<&Caller>, dir: &InodeRef) -> Result<(Fork, Side, Side), Obstacle> {
         let at = self.attempt_dir(dir)?;
         let fork = self.fork_at(&at.contents)?.ok_or_else(|| no_fork(dir.label()))?;
         let view = self.db.snapshot();
@@ -131,7 +131,7 @@ impl Fs {
                 return Err(Error::Access(dir.label()).into());
             }
         }
-        Ok((before, Side::of_dir(&view, viewer, &at, self.domain(&at).contents)))
+        Ok((fork, before, Side::of_dir(&view, viewer, &at, self.domain(&at).contents)))
     }
 
     /// Removes the fork `name` of `parent`, with everything below it and its origin, in one batch. EINVAL if it is no

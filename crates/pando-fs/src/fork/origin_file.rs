@@ -1,8 +1,10 @@
 //! Files as they were in the origin of a fork.
 //!
 //! No directory has an entry for an origin, so the kernel has no inodes of one, and need not be told when a merge
-//! replaces it. Who compares lines reads the old content here. Guarantees: it is that of one moment; the caller gets
-//! nothing that it could not have read by walking to the file with its own rights, when the fork was made.
+//! replaces it. Who compares lines reads the old content here. Guarantees: it is that of one moment, and of the origin
+//! that the caller names; a viewer gets nothing that it could not read by walking to the file from the top of the
+//! origin. Who may look at the origin at all is for the caller to check: the directories above the fork may have been
+//! closed to others when files were removed from it.
 
 use std::{
     path::{Component, Path},
@@ -66,14 +68,23 @@ impl Iterator for OriginFile {
 }
 
 impl Fs {
-    /// The file at `path`, from its top, as it was in the origin of the directory `fork`. ENOENT if there was none,
-    /// EINVAL if it was no regular file; EACCES if `viewer` may not walk to it, or read it. Symbolic links are not
-    /// followed.
+    /// The file at `path`, from its top, as it was in the origin of the directory `fork`, which must still be the fork
+    /// with this number (see [`crate::ForkInfo`]). ESTALE if it was merged meanwhile, or is another fork; ENOENT if
+    /// there was no such file, EINVAL if it was no regular one; EACCES if `viewer` may not walk to it from the top of
+    /// the origin, or read it. Symbolic links are not followed.
     ///
     /// Cost: a point query for each name; then the blocks of the file, as they are asked for.
-    pub fn origin_file(&self, viewer: Option<&Caller>, fork: Ino, path: &Path) -> Result<OriginFile> {
+    pub fn origin_file(
+        &self,
+        viewer: Option<&Caller>,
+        (fork, number): (Ino, u32),
+        path: &Path,
+    ) -> Result<OriginFile> {
         let dir = self.dir(fork)?;
-        let mut side = self.with_attempts(|_| self.sides_of_fork(viewer, &dir))?.0;
+        let (found, mut side, _) = self.with_attempts(|_| self.sides_of_fork(viewer, &dir))?;
+        if found.number != number {
+            return Err(Error::Stale(fork));
+        }
         let shown = || path.display().to_string();
         let mut names = Vec::new();
         for part in path.components() {
@@ -86,13 +97,14 @@ impl Fs {
             return Err(Error::Invalid("the path of a file, from the fork".into()));
         };
         let mut inside = Vec::new();
+        // One after the other: what is in a directory that the viewer may not enter is not told, nor what is not in it.
         for name in dirs {
             path::enter(&mut inside, name)?;
-        }
-        match side.level(&inside)? {
-            None => return Err(Error::NotFound(shown())),
-            Some(level) if !level.sees => return Err(Error::Access(shown())),
-            Some(_) => {}
+            match side.level(&inside)? {
+                None => return Err(Error::NotFound(shown())),
+                Some(level) if !level.sees => return Err(Error::Access(shown())),
+                Some(_) => {}
+            }
         }
         let entry = path::entry(&inside, name)?;
         let value = side.value(&entry)?.ok_or_else(|| Error::NotFound(shown()))?;

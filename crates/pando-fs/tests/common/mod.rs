@@ -285,6 +285,7 @@ pub fn errno<T: std::fmt::Debug>(result: Result<T>) -> i32 {
 
 pub const EPERM: i32 = 1;
 pub const ENOENT: i32 = 2;
+pub const EINTR: i32 = 4;
 pub const EBADF: i32 = 9;
 pub const EACCES: i32 = 13;
 pub const EEXIST: i32 = 17;

@@ -48,8 +48,16 @@ fn requests() -> Vec<ControlRequest> {
             asked: Asked::SetPolicy(Some(StoredPolicy { every_secs: 60, ..StoredPolicy::default() })),
         },
         ControlRequest::Fork { token: TOKEN, into: Token([7; 16]), asked: ForkAsked::List },
-        ControlRequest::Fork { token: TOKEN, into: TOKEN, asked: ForkAsked::Origin("src/a\n\u{e9}".into()) },
-        ControlRequest::Fork { token: TOKEN, into: TOKEN, asked: ForkAsked::Origin("x".repeat(1900).into()) },
+        ControlRequest::Fork {
+            token: TOKEN,
+            into: TOKEN,
+            asked: ForkAsked::Origin(u32::MAX, "src/a\n\u{e9}".into()),
+        },
+        ControlRequest::Fork {
+            token: TOKEN,
+            into: TOKEN,
+            asked: ForkAsked::Origin(u32::MAX, "x".repeat(1900).into()),
+        },
     ]
 }
 
@@ -74,7 +82,7 @@ fn names_that_are_no_names_are_refused() {
 fn paths_that_are_none_are_refused() {
     let token = TOKEN;
     for bad in ["", "nul\0", &"x".repeat(MAX_ORIGIN_PATH_BYTES + 1), &"x".repeat(70_000)] {
-        let asked = ForkAsked::Origin(bad.into());
+        let asked = ForkAsked::Origin(7, bad.into());
         assert_eq!(ControlRequest::Fork { token, into: token, asked }.encode(), None, "{} bytes", bad.len());
     }
 }

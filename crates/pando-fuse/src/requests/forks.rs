@@ -1,6 +1,6 @@
 //! Answers what is asked about forks: which there are, what one has changed, what was in it; and merges one.
 
-use pando_fs::DiffOptions;
+use pando_fs::{DiffOptions, ForkInfo, Ino};
 
 use crate::{
     coherence::MountState,
@@ -24,7 +24,7 @@ impl MountState {
         let shows = self.shown(c, token)?;
         let mut unstored = 0;
         let root = match asked {
-            ForkAsked::Diff { .. } | ForkAsked::Merge(_) | ForkAsked::Origin(_) => self.sees_all(c, &shows),
+            ForkAsked::Diff { .. } | ForkAsked::Merge(_) | ForkAsked::Origin(..) => self.sees_all(c, &shows),
             ForkAsked::List | ForkAsked::Info => self.is_root(c, &shows),
         };
         let told = match asked {
@@ -39,13 +39,18 @@ impl MountState {
                 let options = DiffOptions { ranges, no_renames };
                 self.diffs.begin(c.uid, on, self.fs.diff_fork(viewer, shows.source, options)?)
             }
-            ForkAsked::Origin(path) => {
+            ForkAsked::Origin(number, path) => {
                 if !root {
                     self.may_enter(&shows)?;
+                    self.may_know_origin(c, shows.source)?;
                 }
                 let caller = caller(c);
                 let viewer = (!root).then_some(&caller);
-                self.diffs.begin_content(c.uid, on, self.fs.origin_file(viewer, shows.source, &path)?)
+                self.diffs.begin_content(
+                    c.uid,
+                    on,
+                    self.fs.origin_file(viewer, (shows.source, number), &path)?,
+                )
             }
             ForkAsked::List => {
                 let of = Some(shows.source).filter(|ino| *ino != pando_fs::ROOT);
@@ -72,11 +77,10 @@ impl MountState {
                 self.diffs.begin_bytes(c.uid, on, forked::report(&told).into())
             }
             ForkAsked::Info => {
-                let info = self.fs.fork_of(shows.source)?;
-                if !root && info.uid != c.uid && self.fs.getattr(shows.source)?.uid != c.uid {
-                    let why = "only its owner, who made it, or root may know what it was made of";
-                    return Err(pando_fs::Error::NotPermitted { name: "fork".into(), why }.into());
-                }
+                let info = match root {
+                    true => self.fs.fork_of(shows.source)?,
+                    false => self.may_know_origin(c, shows.source)?,
+                };
                 self.diffs.begin_bytes(c.uid, on, forked::line(&info).into())
             }
         };
@@ -84,5 +88,16 @@ impl MountState {
             true => Ok(unstored),
             false => Err(Refusal(libc::EAGAIN, "too much is being told; try again".into())),
         }
+    }
+
+    /// The fork; error unless the caller owns it or has made it. Others may be able to enter it now, who could not when
+    /// it was made: where it was, or what was in it, may have been closed to them.
+    fn may_know_origin(&self, c: &Context, fork: Ino) -> Result<ForkInfo, Refusal> {
+        let info = self.fs.fork_of(fork)?;
+        if info.uid != c.uid && self.fs.getattr(fork)?.uid != c.uid {
+            let why = "only its owner, who made it, or root may know what it was made of";
+            return Err(pando_fs::Error::NotPermitted { name: "fork".into(), why }.into());
+        }
+        Ok(info)
     }
 }

@@ -112,12 +112,17 @@ pub fn diff_fork(
 
 /// Writes to the empty file `to` what the file at `path` in the fork held when the fork was made, or merged last.
 /// ENOENT if it did not exist, EACCES if the caller could not have read it, ENAMETOOLONG if the path is longer than
-/// [`MAX_ORIGIN_PATH_BYTES`].
-pub fn write_origin(fork: &Path, path: &Path, to: &mut std::fs::File) -> Result<(), ControlError> {
+/// [`MAX_ORIGIN_PATH_BYTES`], ESTALE if it is not the fork with this number any more (see [`pando_fs::ForkInfo`]). Only
+/// for who owns or made the fork, and for root.
+pub fn write_origin(
+    (fork, number): (&Path, u32),
+    path: &Path,
+    to: &mut std::fs::File,
+) -> Result<(), ControlError> {
     if path.as_os_str().len() > MAX_ORIGIN_PATH_BYTES {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG).into());
     }
-    let asked = || ask_of_fork(fork, ForkAsked::Origin(path.to_owned()));
+    let asked = || ask_of_fork(fork, ForkAsked::Origin(number, path.to_owned()));
     let (dir, mut piece, mut more, _) = unless_stopped(&|| true, asked)?;
     let mut content = ContentDecoder::default();
     loop {

@@ -4,7 +4,10 @@ use std::{
     ffi::{OsStr, OsString},
     fs::File,
     io::{self, BufWriter, Seek, Write},
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::{
+        ffi::{OsStrExt, OsStringExt},
+        process::ExitStatusExt,
+    },
     path::{Component, Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -117,8 +120,8 @@ struct Sums {
 /// Where the first of the two is.
 enum Before {
     At(PathBuf),
-    /// It is what this fork was at first, which has no path.
-    OriginOf(PathBuf),
+    /// It is what this fork was at first, which has no path. With the number of the fork, if contents are wanted.
+    OriginOf(PathBuf, Option<u32>),
 }
 
 /// Where differences are written.
@@ -200,7 +203,12 @@ fn of_fork(args: &Args) -> Result<()> {
         bail!("{}: give A and B; what a fork has changed is shown in a mounted file system", fork.display());
     }
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
-    let (before, after) = (Before::OriginOf(fork.clone()), fork.clone());
+    // Asked for first: a merge that comes between makes another fork of it, and not another difference.
+    let number = match args.unified {
+        true => Some(tool::fork_of(fork).with_context(|| fork.display().to_string())?.number),
+        false => None,
+    };
+    let (before, after) = (Before::OriginOf(fork.clone(), number), fork.clone());
     let out = BufWriter::new(io::stdout());
     let mut printer =
         DiffPrinter { args, before, after, out, sums: Sums::default(), unreadable: 0, failed: 0 };
@@ -397,8 +405,10 @@ impl DiffPrinter<'_> {
             Some(0 | 1) => {}
             // For files that are no text some versions print a message on stdout, and nothing else.
             Some(2) if ended.stderr.is_empty() => {}
-            None => return Err(io::Error::from(io::ErrorKind::BrokenPipe).into()),
-            // The program has printed the reason; later differences can still be shown.
+            None if ended.status.signal() == Some(libc::SIGPIPE) => {
+                return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+            }
+            // The program has printed the reason, or was killed; later differences can still be shown.
             _ => self.failed += 1,
         }
         Ok(())
@@ -406,17 +416,20 @@ impl DiffPrinter<'_> {
 
     /// What a file was before, where the system's diff can read it. `None` if it cannot be read; the reason is printed.
     fn old(&mut self, kind: ChangeKind, path: &OsStr) -> Result<Option<OldFile>> {
-        let fork = match &self.before {
+        let (fork, number) = match &self.before {
             _ if kind == ChangeKind::Added => return Ok(Some(OldFile::At(NOTHING.into()))),
             Before::At(top) => return Ok(Some(OldFile::At(below(top, path)))),
-            Before::OriginOf(fork) => fork,
+            Before::OriginOf(fork, number) => (fork, number.unwrap_or_default()),
         };
         let mut copy = tempfile::tempfile().context("a temporary file")?;
         let label = [fork.as_os_str(), OsStr::new("@origin/"), path].join(OsStr::new(""));
-        match tool::write_origin(fork, Path::new(path), &mut copy) {
+        match tool::write_origin((fork, number), Path::new(path), &mut copy) {
             Ok(()) => {
                 copy.rewind().context("a temporary file")?;
-                Ok(Some(OldFile::Copied(copy, OsString::from_vec(quoted(&label)))))
+                let mut text = quoted(&label);
+                // A program that applies a patch reads a name with spaces to the next tab.
+                text.extend(text.contains(&b' ').then_some(b'\t'));
+                Ok(Some(OldFile::Copied(copy, OsString::from_vec(text))))
             }
             Err(e) => {
                 crate::exit::tell!("pando: {}: {e}", field(&label));

@@ -318,5 +318,5 @@ prog_xfstests() {
   "$x/fsx" -N "$each" -S "$((seed + 1))" -q -l 2000000 -o 200000 "$1/fsx2" >"$1/fsx2.log" 2>&1 & pids+=($!)
   "$x/fsx" -N "$each" -S "$((seed + 2))" -q -Z -r 512 -w 512 "$1/fsx3" >"$1/fsx3.log" 2>&1 & pids+=($!)
   "$x/fsstress" -d "$1/stress" -n "$each" -p 4 -s "$seed" >"$1/fsstress.log" 2>&1 & pids+=($!)
-  for pid in "${pids[@]}"; do wait "$pid" || { tail -20 "$1"/fs*.log; return 1; }; done
+  for pid in "${pids[@]}"; do wait "$pid" || { tail -n 20 "$1"/fs*.log; return 1; }; done
 }

@@ -6,10 +6,9 @@ use std::{
     os::unix::fs::{FileExt, MetadataExt, symlink},
     path::Path,
     process::Command,
-    time::{Duration, Instant},
 };
 
-use super::common::{World, errno};
+use super::common::{World, errno, soon};
 
 macro_rules! world {
     () => {
@@ -22,15 +21,6 @@ macro_rules! world {
 
 fn nlink(path: &Path) -> u64 {
     fs::symlink_metadata(path).unwrap().nlink()
-}
-
-/// Waits for what comes in the background.
-fn soon(what: &str, is: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !is() {
-        assert!(begin.elapsed() < Duration::from_secs(10), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

@@ -12,10 +12,10 @@ use std::{
     os::fd::AsRawFd,
     os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use crate::common::World;
+use crate::common::{World, soon};
 use pando_db::device::MemDevice;
 use pando_fs::NewSnapshot;
 use pando_fuse::{Settings, asked::Asked, control::ControlRequest, tool};
@@ -25,15 +25,6 @@ const MAX_TRIES: usize = 20;
 
 fn kept() -> Option<World> {
     World::with(Settings { writeback: true, ..Settings::default() })
-}
-
-/// Demands that this becomes so.
-fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !is_so() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
 }
 
 /// What the kernel says of the pages of a file.

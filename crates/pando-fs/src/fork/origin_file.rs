@@ -50,14 +50,16 @@ impl Iterator for OriginFile {
     type Item = Result<(u64, Bytes)>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let impossible = Error::Damaged { what: "file data".into(), detail: "impossible block key" };
         loop {
             let (key, mut bytes) =
                 match go_on(&self.stop).and_then(|()| Ok(self.blocks.next().transpose()?)) {
                     Ok(pair) => pair?,
                     Err(e) => return Some(Err(e)),
                 };
-            let Some(block) = path::block_of(&self.data, &key) else { return Some(Err(impossible)) };
+            let Some(block) = path::block_of(&self.data, &key) else {
+                let what = "file data".into();
+                return Some(Err(Error::Damaged { what, detail: "impossible block key" }));
+            };
             let start = block.saturating_mul(BLOCK_SIZE);
             bytes.truncate(self.size.saturating_sub(start).min(BLOCK_SIZE) as usize);
             if !bytes.is_empty() {

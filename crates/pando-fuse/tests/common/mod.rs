@@ -283,6 +283,15 @@ pub fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
+/// Waits for what comes in the background, and demands that it does.
+pub fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = std::time::Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < std::time::Duration::from_secs(60), "{what}");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
 /// Starts a program that this process has just written, and waits for its end.
 ///
 /// A process that another thread starts meanwhile has, until it runs its own program, the descriptor too that the

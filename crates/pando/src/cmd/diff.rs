@@ -39,7 +39,7 @@ exists is meant itself. Only what differs is read. A line is printed for each di
      attributes
   R  renamed or moved in B: OLD -> NEW (by file number); it may also differ
 If only A is given, it must be a fork (pando fork --help): it is compared with what it was when it was
-made, or merged last; -u calls that A@origin.
+made, or merged last. -u, which is for who owns or made the fork, and for root, calls that A@origin.
 Paths are from A and from B; the two themselves are '.'. Lines are in no particular order, and
 control characters and backslashes of names are written as \\ooo. Directories that you may not
 list, if something differs in them, and files that you may not read, if they were changed, are
@@ -117,11 +117,11 @@ struct Sums {
     bytes: u64,
 }
 
-/// Where the first of the two is.
+/// Where files of the first of the two are, for `-u`.
 enum Before {
     At(PathBuf),
-    /// It is what this fork was at first, which has no path. With the number of the fork, if contents are wanted.
-    OriginOf(PathBuf, Option<u32>),
+    /// In the origin of the second, which is the fork with this number: nowhere that a path leads to.
+    Origin(u32),
 }
 
 /// Where differences are written.
@@ -204,12 +204,11 @@ fn of_fork(args: &Args) -> Result<()> {
     }
     let options = DiffOptions { ranges: args.json || args.stat, no_renames: args.no_renames };
     // Asked for first: a merge that comes between makes another fork of it, and not another difference.
-    let number = match args.unified {
-        true => Some(tool::fork_of(fork).with_context(|| fork.display().to_string())?.number),
-        false => None,
+    let before = match args.unified {
+        true => Before::Origin(tool::fork_of(fork).with_context(|| fork.display().to_string())?.number),
+        false => Before::At(fork.clone()),
     };
-    let (before, after) = (Before::OriginOf(fork.clone(), number), fork.clone());
-    let out = BufWriter::new(io::stdout());
+    let (after, out) = (fork.clone(), BufWriter::new(io::stdout()));
     let mut printer =
         DiffPrinter { args, before, after, out, sums: Sums::default(), unreadable: 0, failed: 0 };
     let about = || format!("{}", fork.display());
@@ -378,10 +377,8 @@ impl DiffPrinter<'_> {
         if change.file != FileKind::Regular {
             return Ok(());
         }
-        if change.kind != ChangeKind::Added
-            && change.kind != ChangeKind::Removed
-            && !change.aspects.contains(Aspects::CONTENT)
-        {
+        let is_on_one_side = matches!(change.kind, ChangeKind::Added | ChangeKind::Removed);
+        if !is_on_one_side && !change.aspects.contains(Aspects::CONTENT) {
             return Ok(());
         }
         let old_path = change.from.as_deref().unwrap_or(&change.path);
@@ -419,7 +416,7 @@ impl DiffPrinter<'_> {
         let (fork, number) = match &self.before {
             _ if kind == ChangeKind::Added => return Ok(Some(OldFile::At(NOTHING.into()))),
             Before::At(top) => return Ok(Some(OldFile::At(below(top, path)))),
-            Before::OriginOf(fork, number) => (fork, number.unwrap_or_default()),
+            Before::Origin(number) => (&self.after, *number),
         };
         let mut copy = tempfile::tempfile().context("a temporary file")?;
         let label = [fork.as_os_str(), OsStr::new("@origin/"), path].join(OsStr::new(""));

@@ -50,6 +50,11 @@ fn pages(file: &File) -> Pages {
 /// Pages of files that the kernel has read again after it had dropped them for their memory, a count: of all files, since
 /// the machine was started.
 fn refaults() -> u64 {
+    // Each processor counts some dozen pages for itself before it adds them up, which root may ask for. Otherwise they do
+    // so within about a second.
+    if fs::read("/proc/sys/vm/stat_refresh").is_err() {
+        std::thread::sleep(Duration::from_secs(2));
+    }
     let stat = fs::read_to_string("/proc/vmstat").unwrap_or_default();
     let count = stat.lines().find_map(|line| line.strip_prefix("workingset_refault_file "));
     count.and_then(|count| count.parse().ok()).unwrap_or_default()

@@ -8,7 +8,7 @@ use std::{
     ffi::OsStr,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -268,6 +268,102 @@ fn no_entry_hides_the_snapshots_of_its_directory() {
     w.assert_nothing_referenced();
 }
 
+/// Nor by a merge that moves one there, in one batch or beside the tree.
+#[test]
+fn no_merge_moves_an_entry_over_the_snapshots_of_a_directory() {
+    for steps in [10_000, 0] {
+        let mut w = World::new();
+        w.remount_with(options().merge_steps(steps));
+        for dir in ["/d", "/d/in", "/d/sub"] {
+            w.mkdir(dir);
+            w.put(&format!("{dir}/f"), dir.as_bytes());
+        }
+        snap(&w, "/d", "s");
+        snap(&w, "/d/sub", "t");
+        w.fork("/d", "/fork");
+        w.put("/fork/f", b"changed");
+        for (from, to) in [("f", ".snapshots"), ("in", ".snapshots"), ("in/f", "sub/.snapshots")] {
+            let (from, to) = (format!("/fork/{from}"), format!("/fork/{to}"));
+            w.rename(&from, &to, 0).unwrap();
+            for dry_run in [true, false] {
+                let options = MergeOptions { dry_run, ..MergeOptions::default() };
+                assert_eq!(
+                    errno(w.merge("/fork", "/d", options)),
+                    EEXIST,
+                    "{from}, {steps} steps, {dry_run}"
+                );
+            }
+            assert_eq!(w.get("/d/.snapshots/s/f").unwrap(), b"/d");
+            assert_eq!(w.get("/d/sub/.snapshots/t/f").unwrap(), b"/d/sub");
+            assert_eq!(w.get("/d/f").unwrap(), b"/d");
+            w.rename(&to, &from, 0).unwrap();
+        }
+        // What the fork has made itself.
+        w.mkdir("/fork/sub/.snapshots");
+        assert_eq!(errno(w.merge("/fork", "/d", MergeOptions::default())), EEXIST, "{steps} steps");
+        w.at("/fork/sub/.snapshots", |d, n| w.fs.rmdir(&w.me, d, n)).unwrap();
+        assert!(w.merge("/fork", "/d", MergeOptions::default()).unwrap().merged);
+        assert_eq!(w.get("/d/f").unwrap(), b"changed");
+        w.fs.check(|problem| panic!("{problem}")).unwrap();
+        w.assert_nothing_referenced();
+    }
+}
+
+/// A snapshot that is made while a large merge works is not hidden by what the merge brings at its end.
+#[test]
+fn a_large_merge_hides_no_snapshot_that_is_made_meanwhile() {
+    let mut refused = 0;
+    for round in 0..20 {
+        let mut w = World::new();
+        w.remount_with(options().merge_steps(1));
+        w.mkdir("/d");
+        w.put("/d/f", b"old");
+        w.fork("/d", "/fork");
+        (0..100).for_each(|i| _ = w.put(&format!("/fork/n{i}"), b"new"));
+        match round % 2 {
+            0 => _ = w.mkdir("/fork/.snapshots"),
+            _ => w.rename("/fork/f", "/fork/.snapshots", 0).unwrap(),
+        }
+        let merged = std::thread::scope(|scope| {
+            let merge = scope.spawn(|| w.merge("/fork", "/d", MergeOptions::default()));
+            std::thread::sleep(std::time::Duration::from_millis(round / 2));
+            let made = w.on("/d", |a| w.fs.snapshot(by(&w), a.ino, &NewSnapshot::default()));
+            (merge.join().unwrap(), made.map(|(info, _)| info))
+        });
+        match merged {
+            // Whichever came first, the other was refused.
+            (Err(e), Ok(info)) => {
+                assert_eq!(e.errno(), EEXIST);
+                let name = info.name.to_str().unwrap();
+                assert_eq!(w.get(&format!("/d/.snapshots/{name}/f")).unwrap(), b"old");
+                refused += 1;
+            }
+            (Ok(report), Err(e)) => assert!(report.merged && e.errno() == EEXIST, "{e}"),
+            (merged, made) => panic!("{:?}, {:?}", merged.map(|r| r.merged), made.map(|info| info.name)),
+        }
+        w.fs.check(|problem| panic!("{problem}")).unwrap();
+    }
+    println!("{refused} of 20 merges came behind a snapshot");
+}
+
+/// A rollback to it would hide all others.
+#[test]
+fn no_tree_with_an_entry_of_that_name_becomes_a_snapshot_of_another_directory() {
+    let w = World::new();
+    w.mkdir("/d");
+    snap(&w, "/d", "s");
+    w.mkdir("/tree");
+    w.mkdir("/tree/.snapshots");
+    let taken = |w: &World| {
+        w.on("/d", |d| {
+            w.on("/tree", |t| w.fs.snapshot_of_tree(by(w), d.ino, (by(w), t.ino), &NewSnapshot::default()))
+        })
+    };
+    assert_eq!(errno(taken(&w).map(|_| ())), EEXIST);
+    w.at("/tree/.snapshots", |d, n| w.fs.rmdir(&w.me, d, n)).unwrap();
+    taken(&w).unwrap();
+}
+
 #[test]
 fn linked_files_stay_linked_in_a_snapshot_and_on_the_way_back() {
     let w = World::new();
@@ -422,8 +518,13 @@ fn snapshots_beside_a_writer_and_readers() {
     let held = w.fs.resolve("/d".as_ref()).unwrap();
     w.put("/d/a", &0u64.to_le_bytes());
     w.put("/d/b", &0u64.to_le_bytes());
-    let until = std::time::Instant::now() + std::time::Duration::from_secs(3);
-    let going = || std::time::Instant::now() < until;
+    let begun = std::time::Instant::now();
+    // On a busy machine it takes longer until somebody has seen something.
+    let looks = AtomicU64::new(0);
+    let going = || match begun.elapsed().as_secs() {
+        secs if looks.load(Ordering::Relaxed) > 20 => secs < 3,
+        secs => secs < 60,
+    };
     let fs = &w.fs;
     let number = |ino: Ino| -> Result<u64> {
         let bytes = fs.read(NONE, ino, 0, 8)?;
@@ -472,6 +573,7 @@ fn snapshots_beside_a_writer_and_readers() {
                         assert_eq!(first, second, "snapshot {} has changed", info.number);
                         assert!(first.0 == first.1 || first.0 == first.1 + 1, "{first:?} of two moments");
                         seen += 1;
+                        looks.fetch_add(1, Ordering::Relaxed);
                     }
                     (one, two) => {
                         for error in [one.err(), two.err()].into_iter().flatten() {

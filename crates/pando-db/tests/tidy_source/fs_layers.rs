@@ -600,6 +600,7 @@ pub const FORK: Layers = &[
     ("bounds", &["report"]),
     ("step", &["report"]),
     ("follow", &["step"]),
+    ("coming", &["step", "follow"]),
     ("planner", &["text", "bounds", "step", "follow"]),
     ("linked", &["step", "follow", "planner"]),
     ("allowed", &["report", "step", "planner", "linked"]),
@@ -607,7 +608,7 @@ pub const FORK: Layers = &[
     ("places", &["text", "report", "bounds", "step", "planner"]),
     ("unchanged", &["step", "follow", "planner"]),
     ("aside", &["report", "step", "follow", "planner", "allowed", "unchanged"]),
-    ("intend", &["report", "step", "planner", "allowed", "aspects", "aside"]),
+    ("intend", &["report", "step", "coming", "planner", "allowed", "aspects", "aside"]),
     ("arrange", &["report", "step", "follow", "planner", "allowed", "aspects", "intend"]),
     ("brought", &["step", "follow", "arrange"]),
     ("fits", &["step", "follow", "arrange"]),
@@ -639,7 +640,10 @@ pub const FORK: Layers = &[
     ("origin_file", &[]),
     (
         "exchange",
-        &["step", "follow", "places", "brought", "landing", "hidden", "apply", "relocate", "replay", "works"],
+        &[
+            "step", "follow", "coming", "places", "brought", "landing", "hidden", "apply", "relocate",
+            "replay", "works",
+        ],
     ),
     (
         "large",
@@ -648,5 +652,5 @@ pub const FORK: Layers = &[
             "works", "exchange",
         ],
     ),
-    ("merge", &["text", "report", "bounds", "step", "places", "brought", "fits", "apply", "large"]),
+    ("merge", &["text", "report", "bounds", "step", "coming", "places", "brought", "fits", "apply", "large"]),
 ];

@@ -124,6 +124,7 @@ impl Planner<'_> {
             self.owned(&entry, record.record.uid)?;
             self.may_change_entries(&entry)?;
             self.may_change_entries(&want)?;
+            self.hides_no_snapshots(&want)?;
             self.fork_stays(&entry, "moved")?;
             let name = in_dir(b"", b);
             let name = name.get(1..name.len().saturating_sub(1)).unwrap_or_default().to_vec();

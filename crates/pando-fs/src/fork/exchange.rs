@@ -80,6 +80,7 @@ impl Exchange<'_> {
     pub(crate) fn run(&self) -> Result<Option<(CloneReport, bool)>> {
         let (fs, ours, mut batch) = (self.fs, &self.places.ours, Batch::new());
         fs.may_leave_from(self.into, self.steps.iter().filter_map(Step::leaves))?;
+        fs.may_bring_steps(&ours.contents, self.steps)?;
         let (entry, contents) = self.works.copy(MERGED);
         let Some(mut record) = self.top_record(&mut batch, &entry)? else { return Ok(None) };
         let mut trees = Trees { base: self.side(), theirs: self.side(), ours: self.side() };

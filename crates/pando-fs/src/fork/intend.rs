@@ -1,23 +1,21 @@
 //! The steps by which a merge removes, takes or replaces what is at one path.
 //!
-//! Guarantees that each is one that the user may make (`allowed`), and that what the other side has moved out of a
-//! directory, or has deleted in it, does not come with that directory.
+//! Guarantees that each is one that the user may make (`allowed`), that what the other side has moved out of a
+//! directory, or has deleted in it, does not come with that directory, and that nothing comes to a name under which
+//! snapshots are seen.
 
 use bytes::Bytes;
 
 use crate::{
-    diff::{
-        change::{Aspects, shown},
-        side::contents_of,
-    },
-    error::{Error, Result},
-    family::SNAPSHOTS,
+    diff::{change::Aspects, side::contents_of},
+    error::Result,
     fork::{
+        coming::may_bring,
         planner::Planner,
         report::MergeConflict,
         step::{Dirs, EntryPaths, Occupant, Step},
     },
-    path::{self, system},
+    path,
     rights::directories_in,
     types::FileKind,
 };
@@ -54,13 +52,9 @@ impl Planner<'_> {
     }
 
     /// EEXIST if an entry would take the name under which snapshots of its directory are seen.
-    fn hides_no_snapshots(&self, entry: &[u8]) -> Result<()> {
-        let dir = self.trees.ours.place(path::directory_of(entry));
-        let is_name = path::entry(path::directory_of(entry), SNAPSHOTS)? == entry;
-        match is_name && self.trees.ours.view.get(&system::snapshotted(&dir))?.is_some() {
-            true => Err(Error::Exists(shown(entry).display().to_string())),
-            false => Ok(()),
-        }
+    pub(crate) fn hides_no_snapshots(&self, entry: &[u8]) -> Result<()> {
+        let view = &self.trees.ours.view;
+        may_bring(&self.into, entry, |key| Ok(view.get(key)?.is_some()))
     }
 
     /// Entries in a directory that is taken from the fork which this side has moved out of it, and so has elsewhere:

@@ -204,6 +204,7 @@ impl Fs {
         above: Above,
     ) -> Result<Option<(CloneReport, bool)>> {
         self.may_leave_from(into, plan.steps.iter().filter_map(Step::leaves))?;
+        self.may_bring_steps(&places.ours.contents, &plan.steps)?;
         let mut trees = places.trees(view);
         let now = self.now();
         let top = trees.theirs.top()?.record;

@@ -10,6 +10,7 @@ mod aspects;
 mod bounds;
 mod brought;
 mod change;
+mod coming;
 mod exchange;
 mod fits;
 mod follow;

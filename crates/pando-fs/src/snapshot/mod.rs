@@ -158,6 +158,10 @@ impl Fs {
         self.with_attempts(|tries| {
             let at = self.attempt_dir(&dir)?;
             let from = self.attempt_dir(&shown)?;
+            // A rollback would put it over the snapshots.
+            if self.db.get(&path::meta(&path::entry(&from.contents, SNAPSHOTS)?))?.is_some() {
+                return Err(Error::HidesSnapshots(String::from_utf8_lossy(SNAPSHOTS).into_owned()).into());
+            }
             if from.is_at_or_below(dir.ino) || at.is_at_or_below(shown.ino) {
                 let text = "the tree of a snapshot lies in its directory, or around it";
                 return Err(Error::Invalid(text.into()).into());

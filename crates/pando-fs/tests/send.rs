@@ -822,6 +822,40 @@ fn links_and_devices_with_several_names_that_were_made_anew_stay_one_file() {
     }
 }
 
+/// A directory gets its default access list behind all that is in it. When a block is applied again, it is there before.
+#[test]
+fn what_is_made_again_inherits_no_access_list() {
+    let (a, b) = (world(16 << 10, Codec::Lz4), world(64 << 10, Codec::Lz4));
+    a.mkdir("/t");
+    a.mkdir("/t/d");
+    for (name, mode) in [("pipe", 0o010660), ("device", 0o020660), ("socket", 0o140660), ("file", 0o100440)] {
+        let made = a.at(&format!("/t/d/{name}"), |d, n| a.fs.mknod(&a.me, d, n, mode, 5));
+        a.fs.forget(made.unwrap().ino, 1);
+    }
+    let mut list = 2u32.to_le_bytes().to_vec();
+    for (tag, perm, id) in
+        [(1u16, 7u16, u32::MAX), (2, 7, 5), (4, 5, u32::MAX), (16, 7, u32::MAX), (32, 0, u32::MAX)]
+    {
+        list.extend([tag.to_le_bytes(), perm.to_le_bytes()].concat());
+        list.extend(id.to_le_bytes());
+    }
+    let default = std::ffi::OsStr::new("system.posix_acl_default");
+    a.on("/t/d", |d| a.fs.set_xattr(&a.me, d.ino, default, &list, 0)).unwrap();
+    let info = snap(&a, "/t", "one");
+    let stream = send(&a, "/t", None, &info, Position::default());
+    b.mkdir("/r");
+    // It was done to its end, and nothing of that was noted.
+    let mut noted = Noted::default();
+    apply(&b, "/r", &stream, &mut noted, || false).unwrap();
+    let mut noted = Noted { again: true, ..Noted::default() };
+    apply(&b, "/r", &stream, &mut noted, || false).unwrap();
+    for name in ["pipe", "device", "socket", "file"] {
+        let names = b.on(&format!("/r/d/{name}"), |f| b.fs.list_xattr(&b.me, f.ino)).unwrap();
+        assert!(names.is_empty(), "{name}: {}", names.escape_ascii());
+    }
+    same(&a, "/t", &b, "/r", "applied twice");
+}
+
 /// Nothing differs but which names are one file. Then the next change would go to the wrong ones.
 #[test]
 fn names_that_are_one_file_on_one_side_only_are_made_anew() {

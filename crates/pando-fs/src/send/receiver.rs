@@ -152,7 +152,9 @@ impl<'a> Receiver<'a> {
                 (path, made(t, path, again, |t| t.symlink(path, target)))
             }
             StreamRecord::Special { path, kind, rdev } => {
-                (path, made(t, path, again, |t| t.special(path, *kind, *rdev)))
+                let made = made(t, path, again, |t| t.special(path, *kind, *rdev));
+                // The directory may be complete by now, and gives an access list to what is made in it again.
+                (path, made.and_then(|()| if again { t.clear_xattrs(path) } else { Ok(()) }))
             }
             StreamRecord::Link { path, to } => (path, made(t, path, again, |t| t.link(to, path))),
             StreamRecord::Leave { path, number } => {

@@ -153,7 +153,17 @@ impl Mounted {
             Some(base) => {
                 let from = EntryPath::new(&self.path().join(".snapshots"), &base.name).with_context(fail)?;
                 let to = EntryPath::new(&self.inside(OsStr::new("."))?, &self.name).with_context(fail)?;
-                tool::clone(&from, &to, false).map(|_| ()).with_context(fail)
+                tool::clone(&from, &to, false).map(|_| ()).with_context(fail)?;
+                // Somebody may have given the name to another snapshot meanwhile.
+                let is_base = |info: &SnapshotInfo| (info.number, &info.name) == (base.number, &base.name);
+                match self.snapshots()?.iter().any(is_base) {
+                    true => Ok(()),
+                    false => bail!(
+                        "{}: snapshot {} was renamed or deleted meanwhile; receive it again",
+                        self.show(),
+                        base.name.display()
+                    ),
+                }
             }
         }
     }

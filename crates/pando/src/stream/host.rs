@@ -226,7 +226,12 @@ impl TargetTree for TreeBelow {
             // The one from the time before may have got its mode, and that of its directory, which forbid to write.
             Some(Err(e)) if denied(&e) => match self.unlinked(path) {
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-                _ => made()?,
+                _ => {
+                    let file = made()?;
+                    // The directory may be complete by now, and gives an access list to what is made in it again.
+                    self.clear_xattrs(path)?;
+                    file
+                }
             },
             Some(done) => done?,
             None => made()?,

@@ -4,9 +4,11 @@
 //! requested, each request returns the next piece, and closing the file ends it. A thread of its own computes the
 //! difference, one piece ahead of the requests. So no request lasts longer than [`TURN`], however much of both trees
 //! is equal: this matters because the kernel waits for an answer even if the caller was killed. Each user may have
-//! few differences, and one from which no piece is taken for a minute ends by itself ([`Diffs::end_idle`]), because
-//! its snapshot holds the space of everything that is deleted meanwhile. A difference that was ended stops at the end
-//! of the page that it reads. So memory, threads and snapshots are bounded in number and in time.
+//! few differences, because each holds the space of everything that is deleted meanwhile. One ends by itself
+//! ([`Diffs::end_idle`]) if no piece is taken for a minute, if its pieces are taken more slowly than a terminal on a
+//! slow line would ([`DIFF_PATIENCE`]), and after a day. A difference that was ended stops at the end of the page that
+//! it reads; until then its thread counts for its user. So memory, threads and snapshots are bounded in number and in
+//! time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,8 +36,28 @@ const MAX_DIFFS_OF_USER: usize = 8;
 const MAX_DIFFS: usize = 64;
 /// Root may have so many besides, a count.
 const MAX_DIFFS_OF_ROOT: usize = MAX_DIFFS_OF_USER;
-/// How long a difference is kept without a request for it.
-pub(crate) const ABANDONED_AFTER: Duration = Duration::from_secs(60);
+/// Threads of one user at a time, a count, with those of differences that were ended and have not noticed yet.
+const MAX_DIFF_THREADS_OF_USER: usize = 2 * MAX_DIFFS_OF_USER;
+/// Threads of all users but root at a time, a count.
+const MAX_DIFF_THREADS: usize = 2 * MAX_DIFFS;
+
+/// How long the server waits for who takes the pieces of a difference.
+#[derive(Clone, Copy)]
+pub(crate) struct Patience {
+    /// For each request; and for all of them, besides what `bytes_per_second` allows.
+    idle: Duration,
+    /// The bytes that were taken allow a second of waiting each time.
+    bytes_per_second: u64,
+    /// From the beginning to the end, whoever waits for whom.
+    lifetime: Duration,
+}
+
+pub(crate) const DIFF_PATIENCE: Patience = Patience {
+    idle: Duration::from_secs(60),
+    bytes_per_second: 64 << 10,
+    lifetime: Duration::from_secs(24 * 60 * 60),
+};
+
 /// How long one request waits for differences: then there may be fewer bytes than fit, and none perhaps.
 const TURN: Duration = Duration::from_millis(200);
 /// Bytes of a difference before its paths and ranges.
@@ -47,8 +69,37 @@ const AHEAD_BYTES: usize = 128 << 10;
 /// A difference under way. When it is dropped, the thread ends that looks for what differs.
 struct DiffSession {
     uid: u32,
+    begun: Instant,
+    /// When the last request for it ended.
     used: Instant,
+    /// How long it has waited for requests before that.
+    waited: Duration,
+    /// The bytes that were taken.
+    taken: u64,
     told: Arc<DiffProgress>,
+}
+
+impl DiffSession {
+    fn new(uid: u32, told: Arc<DiffProgress>) -> Self {
+        let now = Instant::now();
+        Self { uid, begun: now, used: now, waited: Duration::ZERO, taken: 0, told }
+    }
+
+    /// How long it is kept if no request comes; nothing if it is over.
+    fn time_left(&self, patience: &Patience) -> Duration {
+        let idle = self.used.elapsed();
+        let allowed = patience.idle + Duration::from_secs(self.taken / patience.bytes_per_second);
+        let left = [
+            patience.idle.saturating_sub(idle),
+            allowed.saturating_sub(self.waited + idle),
+            patience.lifetime.saturating_sub(self.begun.elapsed()),
+        ];
+        left.into_iter().min().unwrap_or_default()
+    }
+
+    fn is_over(&self, patience: &Patience) -> bool {
+        self.time_left(patience).is_zero()
+    }
 }
 
 impl Drop for DiffSession {
@@ -90,8 +141,8 @@ pub(crate) struct Diffs {
     sessions: Mutex<HashMap<(u64, u64), DiffSession>>,
     /// How many, so that closing other files costs nothing.
     count: AtomicUsize,
-    /// The threads that compute differences; some have ended.
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// The threads that compute differences, and for whom; some have ended.
+    threads: Mutex<Vec<(u32, JoinHandle<()>)>>,
 }
 
 impl Diffs {
@@ -117,15 +168,13 @@ impl Diffs {
         stop: Arc<AtomicBool>,
     ) -> bool {
         let told = DiffProgress::new(FoundBytes::default(), stop);
-        if !self.begin_told(uid, on, told.clone()) {
+        if !self.has_thread_for(uid) || !self.begin_told(uid, on, told.clone()) {
             return false;
         }
         let thread = std::thread::Builder::new().name("pando-diff".into());
         match thread.spawn(move || Finds(&told).find(all)) {
             Ok(thread) => {
-                let mut threads = self.threads.lock();
-                threads.retain(|thread| !thread.is_finished());
-                threads.push(thread);
+                self.threads.lock().push((uid, thread));
                 true
             }
             Err(e) => {
@@ -136,6 +185,16 @@ impl Diffs {
         }
     }
 
+    /// Whether the user may have one more thread. Those of ended differences run until the device has given them the
+    /// page that they read.
+    fn has_thread_for(&self, uid: u32) -> bool {
+        let mut threads = self.threads.lock();
+        threads.retain(|(_, thread)| !thread.is_finished());
+        let of_user = threads.iter().filter(|(of, _)| *of == uid).count();
+        let of_others = threads.iter().filter(|(of, _)| *of != 0).count();
+        of_user < MAX_DIFF_THREADS_OF_USER && (uid == 0 || of_others < MAX_DIFF_THREADS)
+    }
+
     /// Begins to tell these bytes; false if too much is under way.
     pub(crate) fn begin_bytes(&self, uid: u32, on: (u64, u64), bytes: Vec<u8>) -> bool {
         let found = FoundBytes { bytes: bytes.into(), wanted: 0, ended: Some(Ok(())) };
@@ -143,13 +202,11 @@ impl Diffs {
     }
 
     fn begin_told(&self, uid: u32, on: (u64, u64), told: Arc<DiffProgress>) -> bool {
-        let session = DiffSession { uid, used: Instant::now(), told };
+        let session = DiffSession::new(uid, told);
         let mut sessions = self.sessions.lock();
         // Ended when the lock is free, which closing a file takes.
-        let mut gone: Vec<DiffSession> = sessions
-            .extract_if(|at, s| *at == on || s.used.elapsed() >= ABANDONED_AFTER)
-            .map(|(_, s)| s)
-            .collect();
+        let mut gone: Vec<DiffSession> =
+            sessions.extract_if(|at, s| *at == on || s.is_over(&DIFF_PATIENCE)).map(|(_, s)| s).collect();
         let of_user = |uid: u32| sessions.iter().filter(move |(_, s)| s.uid == uid);
         let most = if uid == 0 { MAX_DIFFS + MAX_DIFFS_OF_ROOT } else { MAX_DIFFS };
         let goes = if of_user(uid).count() >= MAX_DIFFS_OF_USER {
@@ -177,13 +234,20 @@ impl Diffs {
     pub(crate) fn next(&self, uid: u32, on: (u64, u64), room: usize) -> Option<pando_fs::Result<Piece>> {
         let told = {
             let mut sessions = self.sessions.lock();
-            let session = sessions.get_mut(&on).filter(|s| s.uid == uid)?;
+            let session = sessions.get_mut(&on).filter(|s| s.uid == uid && !s.is_over(&DIFF_PATIENCE))?;
+            session.waited += session.used.elapsed();
             session.used = Instant::now();
             session.told.clone()
         };
         let piece = told.next(room)?;
-        if !matches!(&piece, Ok(piece) if !piece.last) {
-            self.closed(on.0, on.1);
+        match &piece {
+            Ok(piece) if !piece.last => {
+                if let Some(session) = self.sessions.lock().get_mut(&on) {
+                    session.used = Instant::now();
+                    session.taken += piece.bytes.len() as u64;
+                }
+            }
+            _ => self.closed(on.0, on.1),
         }
         Some(piece)
     }
@@ -193,18 +257,18 @@ impl Diffs {
         let gone = std::mem::take(&mut *self.sessions.lock());
         self.count.store(0, Ordering::Release);
         drop(gone);
-        let threads = std::mem::take(&mut *self.threads.lock());
+        let threads = std::mem::take(&mut *self.threads.lock()).into_iter().map(|(_, thread)| thread);
         join_within(PATIENCE_AT_END, "differences", threads);
     }
 
-    /// Ends those without a request for `idle`, and gives the time after which there may be more to end; `None` if none
-    /// is left.
-    pub(crate) fn end_idle(&self, idle: Duration) -> Option<Duration> {
+    /// Ends those that have waited too long for requests, and gives the time after which there may be more to end;
+    /// `None` if none is left.
+    pub(crate) fn end_idle(&self, patience: &Patience) -> Option<Duration> {
         let mut sessions = self.sessions.lock();
         let gone: Vec<DiffSession> =
-            sessions.extract_if(|_, s| s.used.elapsed() >= idle).map(|(_, s)| s).collect();
+            sessions.extract_if(|_, s| s.is_over(patience)).map(|(_, s)| s).collect();
         self.count.store(sessions.len(), Ordering::Release);
-        let left = sessions.values().map(|s| idle.saturating_sub(s.used.elapsed())).min();
+        let left = sessions.values().map(|s| s.time_left(patience)).min();
         drop(sessions);
         drop(gone);
         left
@@ -409,93 +473,4 @@ fn decode(record: &[u8]) -> Option<FileChange> {
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-
-    use super::*;
-
-    #[test]
-    fn one_that_nobody_asks_about_ends() {
-        let diffs = Diffs::default();
-        assert!(diffs.begin_bytes(7, (1, 1), vec![0; 9]));
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(diffs.begin_bytes(7, (1, 2), vec![0; 9]));
-        let left = diffs.end_idle(Duration::from_millis(20)).unwrap();
-        assert!(left <= Duration::from_millis(20));
-        assert!(diffs.next(7, (1, 1), 4).is_none() && diffs.next(7, (1, 2), 4).is_some());
-        assert_eq!(diffs.end_idle(Duration::ZERO), None);
-        assert!(diffs.next(7, (1, 2), 4).is_none());
-    }
-
-    /// Who has a descriptor from another user has not what that user was told by it.
-    #[test]
-    fn one_is_told_to_the_user_who_has_asked() {
-        let diffs = Diffs::default();
-        assert!(diffs.begin_bytes(7, (1, 1), vec![0; 9]));
-        assert!(diffs.next(8, (1, 1), 4).is_none());
-        let piece = diffs.next(7, (1, 1), 4).unwrap().unwrap();
-        assert_eq!((piece.bytes.len(), piece.last), (4, false));
-        assert!(diffs.next(0, (1, 1), 4).is_none());
-    }
-
-    #[test]
-    fn no_user_keeps_another_from_asking() {
-        let diffs = Diffs::default();
-        let mut handle = 0;
-        let mut begin = |uid: u32| {
-            handle += 1;
-            diffs.begin_bytes(uid, (1, handle), vec![0; 9]).then_some((1, handle))
-        };
-        // Eight users with eight each, and then one with one and root.
-        let firsts: Vec<_> =
-            (100..108).map(|uid| (0..MAX_DIFFS_OF_USER).map(|_| begin(uid).unwrap()).min()).collect();
-        let (one, root) = (begin(7).unwrap(), begin(0).unwrap());
-        assert!(diffs.next(7, one, 4).is_some() && diffs.next(0, root, 4).is_some());
-        let gone = (100..).zip(&firsts).filter(|(uid, first)| diffs.next(*uid, first.unwrap(), 4).is_none());
-        assert_eq!(gone.count(), 1, "one of those with most has lost the one that was used least lately");
-        // If each user has one, none loses it; root is not refused.
-        for uid in 200..400 {
-            begin(uid);
-        }
-        assert!(begin(500).is_none());
-        assert!(begin(0).is_some());
-        assert!(diffs.next(7, one, 4).is_some());
-        assert!(diffs.sessions.lock().len() <= MAX_DIFFS + MAX_DIFFS_OF_ROOT);
-    }
-
-    #[test]
-    fn differences_come_back_from_pieces_of_any_size_and_nonsense_is_an_error() {
-        let full = FileChange {
-            kind: ChangeKind::Renamed,
-            file: FileKind::Socket,
-            path: OsString::from_vec(b"a/\xff\n".to_vec()),
-            from: Some("b".into()),
-            aspects: Aspects(5),
-            size_before: u64::MAX,
-            size_after: 7,
-            ranges: vec![(1, 2), (3, u64::MAX)],
-        };
-        let plain = FileChange { from: None, path: OsString::new(), ranges: Vec::new(), ..full.clone() };
-        let all = [full.clone(), plain, full];
-        let bytes: Vec<u8> = all.iter().flat_map(encode).collect();
-        for size in [1, 3, 50, 1000] {
-            let (mut reader, mut found) = (DiffDecoder::default(), Vec::new());
-            for piece in bytes.chunks(size) {
-                reader.add(piece);
-                while let Some(change) = reader.next().unwrap() {
-                    found.push(change);
-                }
-            }
-            assert!(found == all && reader.is_empty());
-        }
-        let one = encode(&all[1]);
-        for (at, value) in [(0, 3), (4, 9), (5, 9), (24, 200)] {
-            let mut bad = one.clone();
-            bad[at] = value;
-            let mut reader = DiffDecoder::default();
-            reader.add(&bad);
-            reader.add(&[0; 300]);
-            assert_eq!(reader.next(), Err(()), "byte {at}");
-        }
-    }
-}
+mod tests;

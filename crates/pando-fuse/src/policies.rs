@@ -95,8 +95,7 @@ impl MountState {
             shared.upgrade().map_or(idle, |shared| {
                 let mut next = policies.round(&shared, &synced);
                 // This thread also ends differences from which no piece is taken any more.
-                next.after =
-                    next.after.into_iter().chain(shared.diffs.end_idle(diffs::ABANDONED_AFTER)).min();
+                next.after = next.after.into_iter().chain(shared.diffs.end_idle(&diffs::DIFF_PATIENCE)).min();
                 next
             })
         });

@@ -59,6 +59,9 @@ pub enum Asked {
     /// directories that are gone; then it is asked of the root of the file system. The value of the answer is the
     /// number to go on with, 0 at the end.
     Mounted(u32, bool),
+    /// Tell, as the value of the answer, whether so many percent of the file system are free (1), or are not although
+    /// the space of all that was deleted is given back (0), which is waited for.
+    Free(u8),
 }
 
 impl Asked {
@@ -81,6 +84,7 @@ impl Asked {
             Asked::SetPolicy(policy) => (8, 0, policy.is_some(), &empty),
             Asked::Alike(from, _) => (13, *from, false, &empty),
             Asked::Mounted(from, gone) => (14, *from, *gone, &empty),
+            Asked::Free(percent) => (15, u32::from(*percent), false, &empty),
         };
         let name = match self {
             Asked::Rename(_, name) => name.as_bytes(),
@@ -195,6 +199,7 @@ impl Asked {
             11 => Asked::DeleteGone(number),
             13 => Asked::Alike(number, OsString::from_vec(path).into()),
             14 => Asked::Mounted(number, flag),
+            15 => Asked::Free(u8::try_from(number).ok()?),
             12 => Asked::Together(read_ranges(&String::from_utf8(note).ok()?)?, flag),
             _ => return None,
         })
@@ -428,6 +433,7 @@ mod tests {
             Asked::Adopt(u32::MAX, [4; 16]),
             Asked::Policy,
             Asked::Unstored,
+            Asked::Free(100),
             Asked::DeleteGone(3),
             Asked::Together(vec![(1, 7), (9, u32::MAX)], true),
             Asked::Together(Vec::new(), false),

@@ -193,8 +193,8 @@ impl MountState {
     fn pieces(&self, c: &Context, on: (u64, u64), begin: impl FnOnce() -> Result<u64, Refusal>) -> Vec<u8> {
         let piece = || {
             let unstored = begin()?;
-            let ended =
-                "this difference has ended: nobody read on for a minute, or its user has too many; ask again";
+            let ended = "this difference has ended: nobody read on for a minute, or too slowly, or its user has too \
+                         many; ask again";
             let none = || Refusal(LAPSED, ended.into());
             let next = self.diffs.next(c.uid, on, control::DIFF_PIECE_BYTES);
             Ok((next.ok_or_else(none)??, unstored))
@@ -496,6 +496,7 @@ impl MountState {
                 let policy = self.fs.policy_of(source)?;
                 answer.message = policy.as_ref().map(asked::policy_line).unwrap_or_default();
             }
+            Asked::Free(percent) => answer.value = self.fs.becomes_free(percent, stop.flag())?.into(),
             Asked::Unstored => answer.value = self.unstored_below(source),
             Asked::SetPolicy(policy) => {
                 self.fs.set_policy(by, source, policy.as_ref())?;

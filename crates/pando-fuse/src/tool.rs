@@ -31,7 +31,7 @@ mod differences;
 mod mounted;
 mod space;
 
-pub use differences::{Differences, alike_snapshots, diff, diff_fork, merge, write_origin};
+pub use differences::{Differences, alike_snapshots, becomes_free, diff, diff_fork, merge, write_origin};
 pub use mounted::mounted_snapshots;
 pub use space::usage_of_each_snapshot;
 

@@ -167,6 +167,18 @@ f'; mv g h; mv l k");
 }
 
 #[test]
+fn that_there_is_no_diff_is_no_write_error() {
+    let b = mounted!();
+    b.sh("mkdir m/a; echo one > m/a/f");
+    b.ok(&["clone", "m/a", "m/b"]);
+    b.sh("echo two >> m/b/f");
+    let out = b.command(&["diff", "-u", "m/a", "m/b"]).env("PATH", "/nonexistent").output().unwrap();
+    let said = crate::common::text(&out.stderr);
+    assert!(out.status.code() == Some(1) && said.contains("install diffutils"), "{said}");
+    assert!(!said.contains("write error"), "{said}");
+}
+
+#[test]
 fn lines_of_a_file_that_cannot_be_read_are_missing_and_the_exit_code_says_so() {
     let b = mounted!();
     b.sh(

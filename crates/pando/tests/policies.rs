@@ -5,6 +5,7 @@ use std::{
     fs,
     io::Write,
     os::unix::fs::OpenOptionsExt,
+    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -196,6 +197,49 @@ fn room_is_made_and_nonsense_is_refused() {
     let left = snapshots(&b, "m/d");
     assert!(left.iter().all(|s| s["name"] == "s2"), "{left:?}");
     b.ok(&["snapshot", "prune", "m/d", "--min-free", "1"]);
+}
+
+/// What is free in the file system, not what is left of a quota, to which snapshots do not count.
+#[test]
+fn prune_deletes_nothing_because_a_quota_is_full() {
+    let b = mounted!();
+    b.sh("mkdir -p m/d/e");
+    b.ok(&["quota", "set", "m/d", "2M"]);
+    b.sh("head -c 1900000 /dev/urandom > m/d/e/f");
+    for dir in ["m/d", "m/d/e"] {
+        b.ok(&["snapshot", "create", dir, "a"]);
+        b.ok(&["snapshot", "create", dir, "b"]);
+        assert_eq!(b.ok(&["snapshot", "prune", dir, "--min-free", "20%"]), "", "{dir}");
+        assert_eq!(snapshots(&b, dir).len(), 2, "{dir}");
+    }
+}
+
+/// One whose validity is not over stays, as the help says; and no more go than are needed, whatever is written beside.
+#[test]
+fn prune_for_space_deletes_what_may_go_and_no_more_than_is_needed() {
+    let b = mounted!();
+    b.sh("mkdir m/d; head -c 40M /dev/urandom > m/d/large");
+    b.ok(&["snapshot", "create", "m/d", "valid", "--valid-for", "30d"]);
+    b.ok(&["snapshot", "create", "m/d", "large"]);
+    let number = |format: &str| -> u64 { b.sh(&format!("stat -f -c {format} m")).trim().parse().unwrap() };
+    b.sh("rm m/d/large; echo x > m/d/f");
+    b.ok(&["snapshot", "delete", "m/d", "valid"]);
+    b.ok(&["snapshot", "create", "m/d", "valid", "--valid-for", "30d"]);
+    for i in 0..5 {
+        b.sh("head -c 100K /dev/urandom > m/d/f");
+        b.ok(&["snapshot", "create", "m/d", &format!("s{i}")]);
+    }
+    // What comes back is 40 MB: half of them are enough.
+    let wanted = (number("%f") + (20 << 20) / number("%S")) * 100 / number("%b");
+    let writer = "while [ ! -e stop ]; do head -c 2M /dev/urandom > m/x; sync m/x; rm m/x; done";
+    let mut beside = Command::new("sh").args(["-c", writer]).current_dir(b.path("")).spawn().unwrap();
+    let said = b.ok(&["snapshot", "prune", "m/d", "--min-free", &wanted.to_string()]);
+    b.sh("touch stop");
+    beside.wait().unwrap();
+    assert!(said.lines().count() == 1 && said.contains("large"), "{wanted}%: {said}");
+    b.fails(&["snapshot", "prune", "m/d", "--min-free", "100%"], 1, "no snapshot is left");
+    let left = snapshots(&b, "m/d");
+    assert!(left.len() == 1 && left[0]["name"] == "valid", "{left:?}");
 }
 
 /// It was the path as it was typed, with `..` and links, where a list of policies has that from the root.

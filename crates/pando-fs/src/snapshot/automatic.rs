@@ -4,7 +4,10 @@
 //! [`StoredPolicy::gone`], [`StoredPolicy::next`]). [`Fs::carry_out_policy`] does it, with the rights of the user who
 //! has set the policy. The program that serves the file system calls it.
 
-use std::ffi::OsString;
+use std::{
+    ffi::OsString,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use bytes::Bytes;
 
@@ -95,9 +98,13 @@ impl StoredPolicy {
 
     /// Whether less is free than the policy demands.
     pub fn is_short(&self, space: &StatFs) -> bool {
-        let demanded = u128::from(space.blocks) * u128::from(self.min_free_percent);
-        u128::from(space.bfree) * 100 < demanded
+        is_short(space, self.min_free_percent)
     }
+}
+
+/// Whether less than so many percent are free.
+fn is_short(space: &StatFs, percent: u8) -> bool {
+    u128::from(space.bfree) * 100 < u128::from(space.blocks) * u128::from(percent)
 }
 
 /// The oldest of the automatic snapshots that is neither kept nor `gone`, if it is not the newest of them as well.
@@ -251,6 +258,20 @@ impl Fs {
         }
         work.next = policy.next(now, &snapshots, synced && !due);
         Ok(work)
+    }
+
+    /// Whether at least so many percent of the file system are free, whatever quotas say. If they are not, it waits
+    /// until the space of what was deleted is given back, as far as that is needed. Can be stopped by `stop` (EINTR).
+    pub fn becomes_free(&self, percent: u8, stop: &AtomicBool) -> Result<bool> {
+        let is_free = || Ok::<_, Error>(!is_short(&self.statfs()?, percent));
+        let is_stopped = || stop.load(Ordering::Relaxed);
+        if !is_free()? {
+            self.db.settle_until(|| is_stopped() || is_free().unwrap_or(true))?;
+        }
+        match is_free()? {
+            false if is_stopped() => Err(Error::Interrupted("a look at the free space".into())),
+            free => Ok(free),
+        }
     }
 
     /// Deletes those of the snapshots that go, and takes them out of these.

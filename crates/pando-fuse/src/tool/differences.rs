@@ -3,7 +3,7 @@
 //! Guarantees that a signal which only stops this process does not end them: they are asked for again.
 
 use std::{
-    io,
+    io::{self, Seek},
     os::fd::{AsFd, OwnedFd},
     path::Path,
     sync::Arc,
@@ -18,6 +18,7 @@ use crate::{
     content::ContentDecoder,
     control::ControlRequest,
     forked::{self, ForkAsked, MAX_ORIGIN_PATH_BYTES},
+    proof::LAPSED,
     spool::Spool,
     tool::{ask_of_fork, own_dir, show_adding, show_entering, show_root, whole},
 };
@@ -43,19 +44,25 @@ enum Source {
 /// How often something is asked at most, a count: a process that gets signals from a timer would ask for ever.
 const TRIES: u32 = 64;
 
+/// How often something is asked again at most, a count, because this process was stopped for longer than the server
+/// waits. (Or because its user has asked for too much at a time: then asking again for ever helps nobody.)
+const MAX_LAPSES: u32 = 3;
+
 /// Says whether to ask again what a signal has ended: not if the process has handled one that is to end it.
 pub type AskAgain<'a> = &'a dyn Fn() -> bool;
 
 /// Repeats a request that a signal has ended, unless `again` says otherwise. A signal that ends this process ends it
-/// before; otherwise the process, or the machine, was stopped (SIGTSTP, SIGSTOP) and continues.
+/// before; otherwise the process, or the machine, was stopped (SIGTSTP, SIGSTOP) and continues. What the server has
+/// given up meanwhile is repeated too.
 fn unless_stopped<T>(
     again: AskAgain<'_>,
-    ask: impl Fn() -> Result<T, ControlError>,
+    mut ask: impl FnMut() -> Result<T, ControlError>,
 ) -> Result<T, ControlError> {
-    let mut tries = 1;
+    let (mut tries, mut lapses) = (1, 0);
     loop {
         match ask() {
             Err(ControlError::Refused { errno: libc::EINTR, .. }) if tries < TRIES && again() => tries += 1,
+            Err(ControlError::Refused { errno: LAPSED, .. }) if lapses < MAX_LAPSES && again() => lapses += 1,
             done => return done,
         }
     }
@@ -110,10 +117,11 @@ pub fn diff_fork(
     Ok(Differences { source: Source::Server(file), reader, more, unstored })
 }
 
-/// Writes to the empty file `to` what the file at `path` in the fork held when the fork was made, or merged last.
-/// ENOENT if it did not exist, EACCES if the caller could not have read it, ENAMETOOLONG if the path is longer than
-/// [`MAX_ORIGIN_PATH_BYTES`], ESTALE if it is not the fork with this number any more (see [`pando_fs::ForkInfo`]). Only
-/// for who owns or made the fork, and for root.
+/// Replaces the content of the file `to` by what the file at `path` in the fork held when the fork was made, or merged
+/// last. ENOENT if it did not exist, EACCES if the caller could not have read it, ENAMETOOLONG if the path is longer
+/// than [`MAX_ORIGIN_PATH_BYTES`], ESTALE if it is not the fork with this number any more (see
+/// [`pando_fs::ForkInfo`]). Only for who owns or made the fork, and for root. If this process is stopped meanwhile, it
+/// begins anew.
 pub fn write_origin(
     (fork, number): (&Path, u32),
     path: &Path,
@@ -122,8 +130,17 @@ pub fn write_origin(
     if path.as_os_str().len() > MAX_ORIGIN_PATH_BYTES {
         return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG).into());
     }
-    let asked = || ask_of_fork(fork, ForkAsked::Origin(number, path.to_owned()));
-    let (dir, mut piece, mut more, _) = unless_stopped(&|| true, asked)?;
+    unless_stopped(&|| true, || write_origin_once((fork, number), path, to))
+}
+
+fn write_origin_once(
+    (fork, number): (&Path, u32),
+    path: &Path,
+    to: &mut std::fs::File,
+) -> Result<(), ControlError> {
+    to.set_len(0)?;
+    to.rewind()?;
+    let (dir, mut piece, mut more, _) = ask_of_fork(fork, ForkAsked::Origin(number, path.to_owned()))?;
     let mut content = ContentDecoder::default();
     loop {
         content.add(&piece, to)?;
@@ -216,6 +233,16 @@ pub fn alike_snapshots(dir: &Path, path: &Path) -> Result<Vec<u32>, ControlError
     }
 }
 
+/// Whether so many percent of the file system of the directory at `path` are free, or become so by what was deleted:
+/// see [`pando_fs::Fs::becomes_free`]. For who may make snapshots of the directory.
+pub fn becomes_free(path: &Path, percent: u8) -> Result<bool, ControlError> {
+    unless_stopped(&|| true, || {
+        let (dir, token, _) = own_dir(path)?;
+        show_adding(&dir, &token)?;
+        client::snapshots(&dir, token, Asked::Free(percent)).map(|(_, free)| free == 1)
+    })
+}
+
 impl Differences {
     /// The number of files in the two trees with data that the kernel shows and that could not be stored for lack of
     /// space: it is in no difference.
@@ -272,22 +299,26 @@ mod tests {
     use super::*;
 
     /// As one is asked that a signal has ended: how often, and with what error.
-    fn asked(again: AskAgain<'_>) -> (u32, Option<i32>) {
+    fn asked(errno: i32, again: AskAgain<'_>) -> (u32, Option<i32>) {
         let tries = Cell::new(0);
         let ended = unless_stopped(again, || -> Result<(), _> {
             tries.set(tries.get() + 1);
-            Err(ControlError::Refused { errno: libc::EINTR, message: String::new() })
+            Err(ControlError::Refused { errno, message: String::new() })
         });
         (tries.get(), ended.err().and_then(|e| e.errno()))
     }
 
     #[test]
-    fn what_a_signal_ends_is_asked_again_while_that_is_wanted_and_not_for_ever() {
-        assert_eq!(asked(&|| false), (1, Some(libc::EINTR)));
+    fn what_a_signal_ends_or_was_given_up_is_asked_again_while_that_is_wanted_and_not_for_ever() {
+        assert_eq!(asked(libc::EINTR, &|| false), (1, Some(libc::EINTR)));
         let left = Cell::new(3);
         let thrice = || left.replace(left.get() - 1) > 0;
-        assert_eq!(asked(&thrice), (4, Some(libc::EINTR)));
-        assert_eq!(asked(&|| true), (TRIES, Some(libc::EINTR)));
+        assert_eq!(asked(libc::EINTR, &thrice), (4, Some(libc::EINTR)));
+        assert_eq!(asked(libc::EINTR, &|| true), (TRIES, Some(libc::EINTR)));
+        // What the server does not keep for so long is asked a few times.
+        assert_eq!(asked(LAPSED, &|| false), (1, Some(LAPSED)));
+        assert_eq!(asked(LAPSED, &|| true), (MAX_LAPSES + 1, Some(LAPSED)));
+        assert_eq!(asked(libc::EACCES, &|| true), (1, Some(libc::EACCES)));
         assert!(unless_stopped(&|| false, || Ok(())).is_ok());
     }
 }

@@ -12,7 +12,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use pando_fs::{Aspects, ChangeKind, DiffOptions, FileChange, FileKind, Ino};
 use pando_fuse::tool;
 use serde::Serialize;
@@ -321,6 +321,7 @@ impl DiffPrinter<'_> {
             Ok(()) => Ok(true),
             Err(e) => match e.downcast_ref::<io::Error>() {
                 Some(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+                // An error of standard output: those of other files are no `io::Error` any more.
                 Some(_) => Err(e.context("write error")),
                 None => Err(e),
             },
@@ -395,7 +396,12 @@ impl DiffPrinter<'_> {
             OldFile::Copied(copy, label) => diff.arg("-L").arg(label).args(["--", "-"]).stdin(copy),
         };
         let diff = diff.arg(new).stderr(Stdio::piped()).spawn();
-        let ended = diff.and_then(Child::wait_with_output).context("the system's diff")?;
+        let ended = diff.and_then(Child::wait_with_output).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => {
+                anyhow!("-u needs the program 'diff', and there is none (install diffutils)")
+            }
+            _ => anyhow!("the system's diff: {e}"),
+        })?;
         // Where that cannot be said, the exit code says it.
         let _ = io::stderr().write_all(&ended.stderr);
         match ended.status.code() {
@@ -418,11 +424,12 @@ impl DiffPrinter<'_> {
             Before::At(top) => return Ok(Some(OldFile::At(below(top, path)))),
             Before::Origin(number) => (&self.after, *number),
         };
-        let mut copy = tempfile::tempfile().context("a temporary file")?;
+        let no_file = |e: io::Error| anyhow!("a temporary file: {e}");
+        let mut copy = tempfile::tempfile().map_err(no_file)?;
         let label = [fork.as_os_str(), OsStr::new("@origin/"), path].join(OsStr::new(""));
         match tool::write_origin((fork, number), Path::new(path), &mut copy) {
             Ok(()) => {
-                copy.rewind().context("a temporary file")?;
+                copy.rewind().map_err(no_file)?;
                 let mut text = quoted(&label);
                 // A program that applies a patch reads a name with spaces to the next tab.
                 text.extend(text.contains(&b' ').then_some(b'\t'));

@@ -6,7 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use pando_fs::SnapshotInfo;
+use pando_fs::{SnapshotInfo, Time};
 use pando_fuse::{asked::Asked, client::ControlError, control::Usage, tool};
 use serde::Serialize;
 
@@ -20,8 +20,6 @@ use crate::{
     size,
 };
 
-/// How long prune waits for the space of a snapshot that it has deleted before it deletes another one.
-const ROOM_PATIENCE: std::time::Duration = std::time::Duration::from_secs(5);
 /// Of so many snapshots each is asked for by itself, because one walk over all may read more.
 const FEW_ASKED: usize = 3;
 
@@ -305,37 +303,36 @@ fn spent(dir: &Path, info: &SnapshotInfo) -> Result<Spent> {
     }
 }
 
-/// Deletes the oldest snapshots that are not kept until so much is free, or none is left.
+/// Deletes the oldest snapshots that are not kept, and whose period of validity is over if they have one, until so much
+/// of the file system is free, or none is left.
 pub fn make_room(dir: &Path, percent: u8) -> Result<()> {
-    let free = || rustix::fs::statvfs(dir).map(|s| (s.f_bfree, s.f_blocks)).with_context(|| about(dir));
-    let is_short = |(free, all): (u64, u64)| u128::from(free) * 100 < u128::from(all) * u128::from(percent);
+    // What those that were deleted had is given back behind: the daemon waits for that, and knows what is free where a
+    // quota tells something else.
+    let is_free = || tool::becomes_free(dir, percent).with_context(|| about(dir));
+    let now = Time::now().secs;
+    let may_go = |info: &SnapshotInfo| {
+        let ends = info.valid_for_secs.map(|secs| info.created.secs.saturating_add_unsigned(secs));
+        !info.keep && ends.is_none_or(|ends| ends <= now)
+    };
     let mut all = snapshots(dir)?;
-    all.retain(|info| !info.keep);
+    all.retain(may_go);
     all.sort_by_key(|info| (info.created, info.number));
     let mut unprinted = None;
     for info in &all {
-        let before = free()?;
-        if !is_short(before) {
+        if is_free()? {
             return unprinted.map_or(Ok(()), Err);
         }
         let deleted = delete(dir, &[], &[info], DeleteMode { by_rule: true, ..DeleteMode::default() });
         let is_left = snapshots(dir)?.iter().any(|left| left.number == info.number);
         match deleted {
             Err(e) if is_left => return Err(e),
-            // It is deleted, and only not printed, because the disk is full.
+            // It is deleted, and only not printed, because the disk is full. (If it is left, it is mounted.)
             Err(e) => unprinted = unprinted.or(Some(e)),
-            // It is mounted, and gives nothing back.
-            Ok(()) if is_left => continue,
             Ok(()) => {}
         }
-        // What it alone had is given back behind.
-        let begun = std::time::Instant::now();
-        while begun.elapsed() < ROOM_PATIENCE && free()?.0 <= before.0 {
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
     }
-    match is_short(free()?) {
-        true => bail!("{}: less than {percent}% is free, and no snapshot is left to delete", dir.display()),
-        false => unprinted.map_or(Ok(()), Err),
+    match is_free()? {
+        false => bail!("{}: less than {percent}% is free, and no snapshot is left to delete", dir.display()),
+        true => unprinted.map_or(Ok(()), Err),
     }
 }

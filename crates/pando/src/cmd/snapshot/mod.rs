@@ -169,7 +169,8 @@ Examples: pando snapshot prune /mnt/grove/project --keep-hourly 24 --keep-daily 
         dir: PathBuf,
         #[command(flatten)]
         keep: policy::Keep,
-        /// Then delete the oldest that are left, one by one, while less than this is free in the file system, like 10%
+        /// Then delete the oldest that are left, one by one, while less than this is free in the file system (whatever
+        /// quotas say), like 10%. Those that are kept, or still valid, stay
         #[arg(long, value_name = "PERCENT", value_parser = policy::percent, conflicts_with = "dry_run")]
         min_free: Option<u8>,
         /// Delete nothing; print what would be deleted. Not with --min-free

@@ -256,11 +256,17 @@ impl Caches {
         give();
     }
 
-    /// The kernel has dropped the inode, and its pages with it.
-    pub(crate) fn forgotten(&self, ino: u64) {
-        self.with_pages.lock().remove(&ino);
+    /// The kernel may have dropped the inode, and its pages with it: `is_known` says whether it still knows it. Asked
+    /// under each lock, because a program that looks the file up may read and write it at once.
+    pub(crate) fn forgotten(&self, ino: u64, is_known: impl Fn() -> bool) {
+        {
+            let mut with_pages = self.with_pages.lock();
+            if !is_known() {
+                with_pages.remove(&ino);
+            }
+        }
         let mut inodes = self.inodes.lock();
-        if inodes.get(&ino).is_some_and(|s| s.opens == 0) {
+        if inodes.get(&ino).is_some_and(|s| s.opens == 0) && !is_known() {
             inodes.remove(&ino);
         }
     }
@@ -511,7 +517,7 @@ mod tests {
         c.released(2, 0, libc::O_RDWR);
         c.released(3, 0, libc::O_RDONLY);
         c.released(4, 0, libc::O_WRONLY);
-        c.forgotten(2);
+        c.forgotten(2, || false);
         assert!(c.inodes.lock().is_empty());
     }
 
@@ -537,7 +543,7 @@ mod tests {
         assert!(given(changes));
         assert_eq!(c.may_fill(2), None, "the kernel has them");
         c.released(2, 0, libc::O_RDONLY);
-        c.forgotten(2);
+        c.forgotten(2, || false);
         c.opened(2, 0, libc::O_RDONLY, false);
         assert!(c.may_fill(2).is_some());
         c.wrote(2, false, 0, 4096);

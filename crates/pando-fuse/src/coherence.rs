@@ -196,13 +196,15 @@ impl MountState {
         self.tell(|n| n.forget_attributes(ino));
     }
 
-    /// The kernel returns `count` references of an inode. It caches nothing of an inode that it has forgotten.
+    /// The kernel returns `count` references of an inode. It caches nothing of an inode that it has forgotten; but a
+    /// program may have looked it up again, which another thread has answered.
     pub(crate) fn forgotten(&self, ino: u64, count: u64) {
-        self.caches.forgotten(ino);
-        self.times.forgotten(ino);
-        self.listings.forgotten(ino);
         self.fs.forget(ino, count);
-        self.refused.forgotten(ino, || self.fs.is_known(ino));
+        let is_known = || self.fs.is_known(ino);
+        self.caches.forgotten(ino, is_known);
+        self.times.forgotten(ino, is_known);
+        self.listings.forgotten(ino, is_known);
+        self.refused.forgotten(ino, is_known);
         if self.bare_len.load(Ordering::Acquire) > 0 {
             // A thread that waits for the kernel may hold this lock. It is held over the query, because a program
             // that looks the file up may write to it at once.

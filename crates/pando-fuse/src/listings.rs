@@ -136,10 +136,10 @@ impl Listings {
         }
     }
 
-    /// The kernel has dropped the inode, and its listing with it.
-    pub(crate) fn forgotten(&self, ino: u64) {
+    /// The kernel may have dropped the inode, and its listing with it: `is_known` says whether it still knows it.
+    pub(crate) fn forgotten(&self, ino: u64, is_known: impl FnOnce() -> bool) {
         let mut dirs = self.dirs.lock();
-        if dirs.get(&ino).is_some_and(|dir| dir.open.is_empty()) {
+        if dirs.get(&ino).is_some_and(|dir| dir.open.is_empty()) && !is_known() {
             dirs.remove(&ino);
         }
     }
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(l.opened(2, 4), FRESH);
         l.released(2, 3);
         l.changed(2);
-        l.forgotten(2);
+        l.forgotten(2, || false);
         assert_eq!(l.opened(2, 5), NOT_CACHED, "it is open, so it was not forgotten");
     }
 
@@ -224,7 +224,7 @@ mod tests {
     fn what_is_forgotten_takes_no_memory_and_where_nothing_is_kept_nothing_stays_noted() {
         let l = Listings::new(true);
         l.changed(2);
-        l.forgotten(2);
+        l.forgotten(2, || false);
         assert!(l.dirs.lock().is_empty());
         let off = Listings::new(false);
         off.changed(2);

@@ -265,10 +265,15 @@ impl Times {
         state.stale.entry(ino).or_insert_with(|| Stale { known: before, ..Stale::default() }).last = last;
     }
 
-    /// The kernel has forgotten the inode, and with it what it had of its times.
-    pub(crate) fn forgotten(&self, ino: u64) {
+    /// The kernel may have forgotten the inode, and with it what it had of its times: `is_known` says whether it still
+    /// knows it.
+    pub(crate) fn forgotten(&self, ino: u64, is_known: impl FnOnce() -> bool) {
         if self.any.load(Ordering::Acquire) {
             let mut state = self.state.lock();
+            // Asked under the lock: a program that looks the file up may write to it at once.
+            if is_known() {
+                return;
+            }
             state.stale.remove(&ino);
             self.any.store(!state.stale.is_empty(), Ordering::Release);
             self.given.notify_all();

@@ -96,6 +96,24 @@ fn of_refused_pages_nothing_is_kept_when_their_file_is_forgotten() {
     assert!(!server.shared.refused.may_wait(ino));
 }
 
+/// A FORGET that is worked on when the file was looked up and written again, by another thread, takes nothing away.
+#[test]
+fn a_late_forget_leaves_what_is_noted_of_a_file_that_is_known() {
+    let server = server(true);
+    let name = OsStr::new("f");
+    let made = server.create(&ROOT_USER, ROOT, name, 0o644, 0, libc::O_RDWR).unwrap();
+    let (ino, handle) = (made.0.ino, made.1.handle);
+    drop(server.release(ino, handle, libc::O_RDWR));
+    wait(server.lookup(&ROOT_USER, ROOT, name)).unwrap();
+    server.shared.times.wrote(ino, Some(pando_fs::Time::now()));
+    server.shared.caches.wrote(ino, false, 0, 1);
+    assert!(server.shared.times.is_stale(ino), "vacuous: the kernel has the time");
+    server.forget(ino, 1);
+    assert!(server.shared.times.is_stale(ino));
+    server.forget(ino, 1);
+    assert!(!server.shared.times.is_stale(ino));
+}
+
 /// The kernel must not take a file for longer than it is.
 #[test]
 fn a_file_that_was_cut_since_its_pages_were_read_is_not_given_them() {

@@ -42,6 +42,10 @@ pub(crate) fn answer(shared: &Arc<MountState>, c: &Context, copy: Copy) -> Answe
         if shared.caches.is_perhaps_dirty(copy.ino_in) {
             shared.write_out(vec![copy.ino_in]);
         }
+        // Pages of the source that are stored nowhere are the kernel's alone: refused, it copies through them.
+        if shared.refused.why_it_waits(copy.ino_in).is_some() {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
         let Copy { ino_in, offset_in, ino_out, handle_out, offset_out, len } = copy;
         let before = shared.set_id_bits(ino_out);
         let caller = shared.content_changer(&c, ino_out);

@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use pando_fs::waiting;
+use pando_fs::{Seek, waiting};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::{
@@ -307,6 +307,41 @@ impl Refused {
         let file = self.of(ino)?;
         let file = held(&file);
         file.waits().then_some(Errno(file.errno))
+    }
+
+    /// Where data, or a hole, is next in a file, if `stored` says that of what is stored: pages that wait to be stored
+    /// are data, which a program would leave out of a copy otherwise.
+    pub(crate) fn seek(
+        &self,
+        ino: u64,
+        offset: u64,
+        what: Seek,
+        stored: impl Fn(u64, Seek) -> Outcome<u64>,
+    ) -> Outcome<u64> {
+        let kept = self.of(ino).map(|file| held(&file).kept.0.clone()).unwrap_or_default();
+        let behind = |at: u64| kept.iter().find(|(_, end)| **end > at).map(|(start, end)| *start..*end);
+        // What is stored may end before them.
+        let stored = |at: u64, what: Seek| match stored(at, what) {
+            Err(Errno(libc::ENXIO)) => Ok(None),
+            other => other.map(Some),
+        };
+        let none = Errno(libc::ENXIO);
+        if what == Seek::Data {
+            let waits = behind(offset).map(|range| range.start.max(offset));
+            return stored(offset, what)?.into_iter().chain(waits).min().ok_or(none);
+        }
+        let mut at = offset;
+        loop {
+            let hole = match stored(at, what)? {
+                Some(hole) => hole,
+                None if at > offset || behind(at).is_some() => at,
+                None => return Err(none),
+            };
+            match behind(hole).filter(|range| range.contains(&hole)) {
+                Some(range) => at = range.end,
+                None => return Ok(hole),
+            }
+        }
     }
 
     /// Whether a range of the file may wait to be stored. Takes no lock that a slow call holds.

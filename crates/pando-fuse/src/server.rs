@@ -504,14 +504,17 @@ impl Handler for Server {
 
     fn seek(&self, ino: u64, offset: u64, what: Seek) -> Answer<u64> {
         self.count(Kind::Lseek);
-        if !self.shared.caches.is_perhaps_dirty(ino) {
+        if !self.shared.caches.is_perhaps_dirty(ino) && !self.shared.refused.any() {
             return Answer::Now(self.fs().seek(ino, offset, what).map_err(Errno::from));
         }
         let shared = self.shared.clone();
         Answer::later(move || {
             // What is in a mapping only is data too.
-            shared.write_out(vec![ino]);
-            Ok(shared.fs.seek(ino, offset, what)?)
+            if shared.caches.is_perhaps_dirty(ino) {
+                shared.write_out(vec![ino]);
+            }
+            let stored = |at: u64, what: Seek| shared.fs.seek(ino, at, what).map_err(Errno::from);
+            shared.refused.seek(ino, offset, what, stored)
         })
     }
 

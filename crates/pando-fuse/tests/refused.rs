@@ -154,6 +154,49 @@ fn never_taken_for_synced() {
     assert_eq!(stored(&file, 8 * MIB)[7 * MIB..], *b"more");
 }
 
+/// Nor does a copy leave them out, which a program makes because it can read them: it has what can be read.
+#[test]
+fn a_copy_has_the_pages_that_did_not_fit() {
+    again_if_reclaimed(copied_with_what_did_not_fit);
+}
+
+fn copied_with_what_did_not_fit() {
+    const MIB: usize = 1 << 20;
+    let Some(w) = kept() else { return };
+    fs::create_dir(w.path("dir")).unwrap();
+    let dir = fs::metadata(w.path("dir")).unwrap().ino();
+    w.fs().set_quota(dir, Some(5 << 20)).unwrap();
+    let written: Vec<u8> = (0..7 * MIB).map(|i| (i / 4096) as u8 | 1).collect();
+    let path = w.path("dir/f");
+    let mut options = OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(&path).unwrap();
+    file.write_all_at(&written, 0).unwrap();
+    assert_eq!(file.sync_all().unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    drop(file);
+    assert!(fs::read(&path).unwrap() == written, "readers see what the kernel has");
+    let file = File::open(&path).unwrap();
+    let seek = |offset: usize, whence: libc::c_int| {
+        // SAFETY: the descriptor is open.
+        unsafe { libc::lseek(file.as_raw_fd(), offset as libc::off_t, whence) }
+    };
+    for at in (0..7 * MIB).step_by(MIB / 2) {
+        assert_eq!(seek(at, libc::SEEK_DATA), at as i64, "data");
+        assert_eq!(seek(at, libc::SEEK_HOLE), (7 * MIB) as i64, "at {at}");
+    }
+    for (name, out) in [
+        ("copy", w.path("copy")),
+        ("outside", std::env::temp_dir().join(format!("pando-{}", std::process::id()))),
+    ] {
+        let copied = fs::copy(&path, &out).unwrap();
+        let bytes = fs::read(&out).unwrap();
+        fs::remove_file(&out).unwrap();
+        assert!(copied == 7 << 20 && bytes == written, "{name}: {copied} bytes");
+    }
+    // `cp` looks for holes.
+    let cp = std::process::Command::new("cp").arg(&path).arg(w.path("cp")).status().unwrap();
+    assert!(cp.success() && fs::read(w.path("cp")).unwrap() == written);
+}
+
 /// An error that nobody has heard of yet does not keep what was written later from a snapshot. (Two things see to that:
 /// the server writes out again behind such an error, and the kernel does when the server closes the file.)
 #[test]

@@ -133,6 +133,29 @@ fn what_the_kernel_asks_for_is_gone_and_not_tried_again() {
     assert!(refused.may_sync(1).is_ok() && !refused.tidy() && ranges() == 0);
 }
 
+/// Of a file of which 10 to 40 and 60 on are stored, up to 80.
+#[test]
+fn what_waits_to_be_stored_is_no_hole() {
+    let stored = |at: u64, what: Seek| match what {
+        _ if at >= 80 => Err(Errno(libc::ENXIO)),
+        Seek::Data => Ok(if at < 40 { at.max(10) } else { at.max(60) }),
+        Seek::Hole if (10..40).contains(&at) => Ok(40),
+        Seek::Hole => Ok(if at >= 60 { 80 } else { at }),
+    };
+    let refused = Refused::default();
+    let find = |at: u64, what: Seek| refused.seek(1, at, what, stored).map_err(|e| e.0);
+    let all = |what| [0, 10, 45, 70, 80, 95, 130].map(|at| find(at, what));
+    let none = Err(libc::ENXIO);
+    assert_eq!(all(Seek::Data), [Ok(10), Ok(10), Ok(60), Ok(70), none, none, none]);
+    assert_eq!(all(Seek::Hole), [Ok(0), Ok(40), Ok(45), Ok(80), none, none, none]);
+    refused.note(1, &(0..5), libc::ENOSPC);
+    refused.note(1, &(30..50), libc::ENOSPC);
+    refused.note(1, &(80..90), libc::ENOSPC);
+    refused.note(1, &(100..120), libc::ENOSPC);
+    assert_eq!(all(Seek::Data), [Ok(0), Ok(10), Ok(45), Ok(70), Ok(80), Ok(100), none]);
+    assert_eq!(all(Seek::Hole), [Ok(5), Ok(50), Ok(50), Ok(90), Ok(90), Ok(95), none]);
+}
+
 #[test]
 fn more_than_there_is_room_for_is_not_forgotten() {
     let refused = Refused::default();

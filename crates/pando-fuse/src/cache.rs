@@ -261,7 +261,7 @@ impl Caches {
     pub(crate) fn forgotten(&self, ino: u64, is_known: impl Fn() -> bool) {
         {
             let mut with_pages = self.with_pages.lock();
-            if !is_known() {
+            if with_pages.contains(&ino) && !is_known() {
                 with_pages.remove(&ino);
             }
         }

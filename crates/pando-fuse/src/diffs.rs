@@ -5,8 +5,8 @@
 //! difference, one piece ahead of the requests. So no request lasts longer than [`TURN`], however much of both trees
 //! is equal: this matters because the kernel waits for an answer even if the caller was killed. Each user may have
 //! few differences, because each holds the space of everything that is deleted meanwhile. One ends by itself
-//! ([`Diffs::end_idle`]) if no piece is taken for a minute, if its pieces are taken more slowly than a terminal on a
-//! slow line would ([`DIFF_PATIENCE`]), and after a day. A difference that was ended stops at the end of the page that
+//! ([`Diffs::end_idle`]) if no piece is taken for a minute, if its pieces are taken very slowly, and after a day
+//! ([`DIFF_PATIENCE`]). A difference that was ended stops at the end of the page that
 //! it reads; until then its thread counts for its user. So memory, threads and snapshots are bounded in number and in
 //! time.
 
@@ -52,6 +52,7 @@ pub(crate) struct Patience {
     lifetime: Duration,
 }
 
+/// `pando diff` takes all pieces at once, and stays far within these.
 pub(crate) const DIFF_PATIENCE: Patience = Patience {
     idle: Duration::from_secs(60),
     bytes_per_second: 64 << 10,

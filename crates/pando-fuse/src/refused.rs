@@ -84,6 +84,12 @@ impl Ranges {
         self.0.insert(start, end);
     }
 
+    /// The range that contains `at`, or else the next one.
+    fn next(&self, at: u64) -> Option<Range<u64>> {
+        let around = self.0.range(..=at).next_back().filter(|(_, end)| **end > at);
+        around.or_else(|| self.0.range(at..).next()).map(|(start, end)| *start..*end)
+    }
+
     fn first(&self) -> Option<Range<u64>> {
         let (start, end) = self.0.first_key_value()?;
         Some(*start..*end.min(&(start + RETRY_BYTES)))
@@ -310,7 +316,8 @@ impl Refused {
     }
 
     /// Where data, or a hole, is next in a file, if `stored` says that of what is stored: pages that wait to be stored
-    /// are data, which a program would leave out of a copy otherwise.
+    /// are data, which a program would leave out of a copy otherwise. If not all of them are noted, the error of the
+    /// last refusal.
     pub(crate) fn seek(
         &self,
         ino: u64,
@@ -318,8 +325,12 @@ impl Refused {
         what: Seek,
         stored: impl Fn(u64, Seek) -> Outcome<u64>,
     ) -> Outcome<u64> {
-        let kept = self.of(ino).map(|file| held(&file).kept.0.clone()).unwrap_or_default();
-        let behind = |at: u64| kept.iter().find(|(_, end)| **end > at).map(|(start, end)| *start..*end);
+        let file = self.of(ino);
+        if let Some(file) = file.as_ref().map(held).filter(|file| file.lost) {
+            return Err(Errno(file.errno));
+        }
+        // The lock is not held while something is read.
+        let behind = |at: u64| file.as_ref().and_then(|file| held(file).kept.next(at));
         // What is stored may end before them.
         let stored = |at: u64, what: Seek| match stored(at, what) {
             Err(Errno(libc::ENXIO)) => Ok(None),

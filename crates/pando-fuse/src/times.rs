@@ -271,7 +271,7 @@ impl Times {
         if self.any.load(Ordering::Acquire) {
             let mut state = self.state.lock();
             // Asked under the lock: a program that looks the file up may write to it at once.
-            if is_known() {
+            if !state.stale.contains_key(&ino) || is_known() {
                 return;
             }
             state.stale.remove(&ino);

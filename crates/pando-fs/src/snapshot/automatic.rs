@@ -88,11 +88,7 @@ impl StoredPolicy {
                 add(from.saturating_add(i64::from(secs)));
             }
         }
-        for s in snapshots.iter().filter(|s| !s.keep) {
-            if let Some(secs) = s.valid_for_secs {
-                add(s.created.secs.saturating_add_unsigned(secs));
-            }
-        }
+        snapshots.iter().filter(|s| !s.keep).filter_map(SnapshotInfo::valid_until).for_each(&mut add);
         next.map(|secs| Time { secs, nanos: 0 })
     }
 
@@ -262,6 +258,7 @@ impl Fs {
 
     /// Whether at least so many percent of the file system are free, whatever quotas say. If they are not, it waits
     /// until the space of what was deleted is given back, as far as that is needed. Can be stopped by `stop` (EINTR).
+    /// Cost: nothing if so much is free, else that of [`pando_db::Db::settle`].
     pub fn becomes_free(&self, percent: u8, stop: &AtomicBool) -> Result<bool> {
         let is_free = || Ok::<_, Error>(!is_short(&self.statfs()?, percent));
         let is_stopped = || stop.load(Ordering::Relaxed);

@@ -109,9 +109,7 @@ impl Fs {
         check_new(new)?;
         let (at, _names) = self.hold_names(&dir, true)?;
         self.need_features_of(new)?;
-        if self.db.get(&path::meta(&path::entry(&at.contents, SNAPSHOTS)?))?.is_some() {
-            return Err(Error::HidesSnapshots(String::from_utf8_lossy(SNAPSHOTS).into_owned()));
-        }
+        self.hides_none(&at.contents)?;
         let family = self.family_or_new(&dir)?;
         let family_dir = self.family_dir(Some(&dir), &family)?;
         let _snapshots = lock::exclusive(&family_dir.names);
@@ -159,9 +157,7 @@ impl Fs {
             let at = self.attempt_dir(&dir)?;
             let from = self.attempt_dir(&shown)?;
             // A rollback would put it over the snapshots.
-            if self.db.get(&path::meta(&path::entry(&from.contents, SNAPSHOTS)?))?.is_some() {
-                return Err(Error::HidesSnapshots(String::from_utf8_lossy(SNAPSHOTS).into_owned()).into());
-            }
+            self.hides_none(&from.contents)?;
             if from.is_at_or_below(dir.ino) || at.is_at_or_below(shown.ino) {
                 let text = "the tree of a snapshot lies in its directory, or around it";
                 return Err(Error::Invalid(text.into()).into());
@@ -187,6 +183,14 @@ impl Fs {
             let entries = vec![(family_dir.ino, info.name.clone())];
             Ok((info, CloneReport { entries, ..CloneReport::default() }))
         })
+    }
+
+    /// EEXIST if the directory with this contents prefix has an entry of the name under which snapshots are seen.
+    fn hides_none(&self, contents: &[u8]) -> Result<()> {
+        match self.db.get(&path::meta(&path::entry(contents, SNAPSHOTS)?))? {
+            Some(_) => Err(Error::HidesSnapshots(String::from_utf8_lossy(SNAPSHOTS).into_owned())),
+            None => Ok(()),
+        }
     }
 
     fn need_features_of(&self, new: &NewSnapshot) -> Result<()> {

@@ -63,6 +63,13 @@ pub(crate) fn newest_first<'a>(
     by_number
 }
 
+impl SnapshotInfo {
+    /// When its period of validity ends, in seconds since 1970, if it has one. Until then it goes for no other reason.
+    pub fn valid_until(&self) -> Option<i64> {
+        self.valid_for_secs.map(|secs| self.created.secs.saturating_add_unsigned(secs))
+    }
+}
+
 impl SnapshotPolicy {
     fn has_counts(&self) -> bool {
         let counts = [self.last, self.hourly, self.daily, self.weekly, self.monthly, self.yearly];
@@ -102,8 +109,8 @@ impl SnapshotPolicy {
             if s.keep {
                 return false;
             }
-            if let Some(secs) = s.valid_for_secs {
-                return s.created.secs.saturating_add_unsigned(secs) <= now.secs;
+            if let Some(until) = s.valid_until() {
+                return until <= now.secs;
             }
             let rest = self.one_of > 0 && s.number.is_multiple_of(self.one_of);
             self.has_counts() && !rest && counted.binary_search(&s.number).is_err()

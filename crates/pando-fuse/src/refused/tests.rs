@@ -164,6 +164,7 @@ fn more_than_there_is_room_for_is_not_forgotten() {
     }
     refused.round(|_, _| Ok(vec![1]), |_, _, _| Ok(()));
     assert!(refused.may_sync(1).is_err(), "the last is stored nowhere");
+    assert_eq!(refused.seek(1, 0, Seek::Hole, |at, _| Ok(at)), Err(Errno(libc::ENOSPC)));
     refused.round(|_, _| Err(io::ErrorKind::Other.into()), |_, _, _| Ok(()));
     assert!(refused.tidy());
     refused.around(1, 0..u64::MAX, || Ok::<_, ()>(())).unwrap();

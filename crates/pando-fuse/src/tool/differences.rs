@@ -1,4 +1,4 @@
-//! Differences and merges, as the tool asks for them.
+//! Differences, merges and other requests that may take long, as the tool asks for them.
 //!
 //! Guarantees that a signal which only stops this process does not end them: they are asked for again.
 

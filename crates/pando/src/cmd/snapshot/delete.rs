@@ -310,12 +310,8 @@ pub fn make_room(dir: &Path, percent: u8) -> Result<()> {
     // quota tells something else.
     let is_free = || tool::becomes_free(dir, percent).with_context(|| about(dir));
     let now = Time::now().secs;
-    let may_go = |info: &SnapshotInfo| {
-        let ends = info.valid_for_secs.map(|secs| info.created.secs.saturating_add_unsigned(secs));
-        !info.keep && ends.is_none_or(|ends| ends <= now)
-    };
     let mut all = snapshots(dir)?;
-    all.retain(may_go);
+    all.retain(|info| !info.keep && info.valid_until().is_none_or(|until| until <= now));
     all.sort_by_key(|info| (info.created, info.number));
     let mut unprinted = None;
     for info in &all {
